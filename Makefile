@@ -1,0 +1,49 @@
+PYTHON ?= python3.11
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN := $(VENV)/bin
+WORKERS ?= 2
+PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+OLDEST := 5.4.0
+
+.PHONY: help install demo test test-all test-compat check clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(VENV)/.installed  ## create the virtual environment and install everything into it
+
+# torch comes first and alone, at the version that the constraints name; the rest then finds it there.
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
+	touch $@
+
+demo: install  ## make a tiny GPT-2, retrofit it, save, load and generate, offline
+	HF_HUB_OFFLINE=1 $(BIN)/python examples/quickstart.py
+
+test: install  ## run the tests, with a sample of the heavy matrix
+	$(PYTEST) -n $(WORKERS)
+
+test-all: install  ## run every test there is
+	$(PYTEST) -n $(WORKERS) --full
+
+test-compat: $(VENV)-oldest/.installed  ## run the tests on the oldest transformers that is supported
+	HF_HUB_OFFLINE=1 $(VENV)-oldest/bin/python -m pytest -n $(WORKERS)
+
+$(VENV)-oldest/.installed: pyproject.toml $(CONSTRAINTS)
+	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --requirement $(CONSTRAINTS)
+	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]' transformers==$(OLDEST)
+	touch $@
+
+check: install  ## lint, types, tests, and a wheel that imports outside of the checkout
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(MAKE) test
+	sh tests/wheel_smoke.sh $(PYTHON) $(VENV)
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) $(VENV)-oldest build dist demo *.egg-info .pytest_cache .mypy_cache .ruff_cache

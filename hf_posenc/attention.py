@@ -1,0 +1,272 @@
+"""The one seam into attention: a subclass of the stock class, and the attention function it is made to call.
+
+The subclass runs the stock forward unchanged, with two stand-ins: a cache whose `update` turns keys before they are
+kept, and a config that names the function below. That function turns the queries, adds the scheme's score terms to
+the mask, and hands over to the stock function of the backend that the model is set to.
+
+Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K - 1 distances.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import is_flash_attention_requested
+
+from .scheme import Positions, Scheme
+
+NAME = "hf_posenc"
+CAN_ADD_SCORES = ("sdpa", "eager", "flex_attention")
+
+
+class AttentionConfig:
+    """A view of the model's config, the same in everything but the attention function it names."""
+
+    _attn_implementation = NAME
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+class TurningCache:
+    """Stands in for the cache in one attention call: turns the new keys, then passes them on to the real one."""
+
+    def __init__(self, cache: Any, turn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._cache = cache
+        self._turn = turn
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        keys = self._turn(keys)
+        return (keys, values) if self._cache is None else self._cache.update(keys, values, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
+class PositionedAttention(nn.Module):
+    """Mixed in before a stock self-attention class. Carries no state of its own but a scheme's parts of this layer."""
+
+    stock_eager: Callable[..., Any]
+    """The architecture's own eager attention function."""
+    layer_idx: int
+
+    @property
+    def config(self) -> AttentionConfig:
+        return AttentionConfig(self.__dict__["config"])
+
+    @config.setter
+    def config(self, config: Any) -> None:
+        self.__dict__["config"] = config
+
+    def forward(self, *args: Any, posenc: Positions | None = None, **kwargs: Any) -> Any:
+        if posenc is None:
+            raise ValueError(
+                f"{type(self).__name__} was called without positions: call the model it belongs to, not the layer"
+            )
+        turns = [turn for turn in schemes_at("rotate", self, posenc)]
+        if turns:
+            cache = kwargs.get("past_key_values")
+            cache = getattr(cache, "self_attention_cache", cache)
+            kwargs["past_key_values"] = TurningCache(cache, lambda keys: turned(keys, turns))
+        return super().forward(*args, posenc=posenc, **kwargs)
+
+
+def schemes_at(seam: str, module: PositionedAttention, posenc: Positions) -> list[tuple[Scheme, Any, nn.Module | None]]:
+    """The schemes that act at a seam of this layer, each with what it prepared and its part of the layer."""
+    assert posenc.schemes is not None
+    parts = getattr(module, "position_scheme", None)
+    found = []
+    for place in posenc.active[module.layer_idx]:
+        scheme = posenc.schemes[place]
+        if type(scheme).overrides(seam):
+            part = parts[str(place)] if parts is not None and str(place) in parts else None
+            found.append((scheme, posenc.prepared[place], part))
+    return found
+
+
+def turned(states_BHQD: torch.Tensor, turns: list[tuple[Scheme, Any, Any]]) -> torch.Tensor:
+    for scheme, prepared, _ in turns:
+        states_BHQD = scheme("rotate", states_BHQD, prepared)
+    return states_BHQD
+
+
+def positioned_attention(
+    module: PositionedAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    posenc: Positions | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Registered with transformers: attention under a position scheme, on whichever backend the model is set to."""
+    if posenc is None:
+        raise ValueError(f"attn_implementation={NAME!r} is for hf_posenc's own use; choose one of {CAN_ADD_SCORES}")
+    if kwargs.get("cache") is not None:
+        raise ValueError("hf_posenc does not support continuous batching (paged caches); use generate()")
+    config = module.__dict__["config"]
+    backend = config._attn_implementation
+    query = turned(query, schemes_at("rotate", module, posenc))
+    terms = [scheme("score", prepared, part) for scheme, prepared, part in schemes_at("score", module, posenc)]
+    stock = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
+    if not terms:
+        if is_flash_attention_requested(requested_attention_implementation=backend):
+            if not posenc.packed:  # flash reads documents off position_ids, and would take gaps for them
+                kwargs.pop("position_ids", None)
+            module = _with_real_config(module, config)
+        return stock(module, query, key, value, attention_mask, **kwargs)
+
+    refuse_backend(backend, [type(scheme) for scheme, _, _ in schemes_at("score", module, posenc)])
+    if key.shape[2] != posenc.key_length:
+        raise ValueError(
+            f"the cache handed out {key.shape[2]} keys where {posenc.key_length} were expected: this cache class "
+            "drops or moves keys, so their positions are lost; use DynamicCache or StaticCache"
+        )
+    values = sum(term.values for term in terms)
+    causal = module.is_causal and query.shape[2] > 1 and attention_mask is None
+    if causal and key.shape[2] > query.shape[2]:  # a first call with a static cache: the rest of it is empty
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        values = values[..., : values.shape[-1] - (posenc.key_length - query.shape[2])]
+    if backend == "flex_attention":
+        return flex(module, query, key, value, attention_mask, values, posenc, **kwargs)
+    if backend == "sdpa" and attention_mask is None and posenc.uniform and _strided_bias_pays(query):
+        return sdpa_strided(stock, module, query, key, value, values, causal, **kwargs)
+    bias = dense_bias(values, posenc, query.shape[2], key.shape[2]).to(query.dtype)
+    mask = masked(bias, attention_mask, causal)
+    return stock(module, query, key, value, mask, **kwargs)
+
+
+def refuse_backend(backend: str | None, schemes: list[type[Scheme]]) -> None:
+    """Raise if a backend cannot add the score terms of any of the schemes."""
+    scoring = [scheme.name for scheme in schemes if scheme.overrides("score")]
+    if scoring and backend is not None and backend not in CAN_ADD_SCORES:
+        raise ValueError(
+            f"attn_implementation={backend!r} cannot add the score term of position scheme {scoring[0]!r} and would "
+            f"drop it; use one of {list(CAN_ADD_SCORES)}"
+        )
+
+
+def dense_bias(values: torch.Tensor, posenc: Positions, num_queries: int, num_keys: int) -> torch.Tensor:
+    """(B or 1, H, Q, K) of the values by distance."""
+    if posenc.uniform:
+        return rows_by_falling_query(values, num_keys).flip(-2)[None]
+    return values.transpose(0, 1)[..., :num_keys]
+
+
+def rows_by_falling_query(values_HL: torch.Tensor, num_keys: int) -> torch.Tensor:
+    """(H, Q, K), last query first: a view of the one vector of each head, not a copy."""
+    return values_HL.unfold(-1, num_keys, 1)
+
+
+def masked(bias: torch.Tensor, attention_mask: torch.Tensor | None, causal: bool) -> torch.Tensor:
+    """The bias with the lowest finite number where there is nothing to see."""
+    lowest = torch.finfo(bias.dtype).min
+    if attention_mask is None:
+        if not causal:
+            return bias
+        attention_mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
+    else:
+        attention_mask = attention_mask[..., : bias.shape[-1]]
+    if attention_mask.dtype == torch.bool:
+        return torch.where(attention_mask, bias, lowest)
+    return (bias + attention_mask.to(bias.dtype)).clamp(min=lowest)
+
+
+def _strided_bias_pays(query: torch.Tensor) -> bool:
+    # Elsewhere the kernels want an aligned mask and would copy the view. Compiled code would copy it too.
+    return query.device.type == "cpu" and query.shape[2] > 1 and not torch.compiler.is_compiling()
+
+
+def sdpa_strided(
+    stock: Callable[..., Any],
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    values_HL: torch.Tensor,
+    causal: bool,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """SDPA with the bias as a strided view of one vector per head: no Q x K tensor, however long the input.
+
+    Row q of the bias is the vector read from Q - 1 - q on, so with the queries in reverse, row t is read from t on,
+    which is a view with both strides 1.
+    """
+    values_HL = values_HL.to(query.dtype)
+    if causal:
+        ahead = torch.arange(values_HL.shape[-1], device=values_HL.device) >= query.shape[2]
+        values_HL = values_HL.masked_fill(ahead, float("-inf"))
+    view = rows_by_falling_query(values_HL, key.shape[2])[None]
+    output_BQHD, weights = stock(module, query.flip(2), key, value, view, **kwargs)
+    return output_BQHD.flip(1), weights
+
+
+def flex(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    values: torch.Tensor,
+    posenc: Positions,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """flex_attention with a score_mod that reads the values by distance."""
+    from torch.nn.attention.flex_attention import BlockMask
+    from transformers.integrations.flex_attention import compile_friendly_flex_attention
+
+    if dropout > 0:
+        raise ValueError(
+            "flex_attention has no dropout: call model.eval(), set the attention dropout to 0, or use "
+            'attn_implementation="sdpa"'
+        )
+    block_mask = attention_mask if isinstance(attention_mask, BlockMask) else None
+    added = None if block_mask is not None else attention_mask
+    if added is not None and added.dtype == torch.bool:
+        added = torch.where(added, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
+    last_query, uniform, rows = query.shape[2] - 1, posenc.uniform, values.shape[1]
+    values = values.to(query.dtype)
+
+    def score_mod(score: Any, row: Any, head: Any, q: Any, k: Any) -> Any:
+        if uniform:
+            score = score + values[head, k - q + last_query]
+        else:
+            score = score + values[head, row if rows > 1 else 0, q, k]
+        return score if added is None else score + added[row, 0, q, k]
+
+    output_BHQD = compile_friendly_flex_attention(
+        query,
+        key,
+        value,
+        training=module.training,
+        score_mod=score_mod,
+        block_mask=block_mask,
+        enable_gqa=query.shape[1] != key.shape[1],
+        scale=scaling,
+        kernel_options=kwargs.get("kernel_options"),
+    )
+    return output_BHQD.transpose(1, 2).contiguous(), None
+
+
+def _with_real_config(module: nn.Module, config: Any) -> Any:
+    """The module for functions that look its config's backend up: flash attention does."""
+    return types.SimpleNamespace(
+        config=config,
+        training=module.training,
+        is_causal=module.is_causal,
+        layer_idx=module.layer_idx,
+        modules=module.modules,
+    )
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, positioned_attention)

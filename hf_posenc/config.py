@@ -1,0 +1,192 @@
+"""Configs that carry a `position_scheme`: the field itself, and the config class of each architecture's variants.
+
+The stock config class gets one descriptor. Reading it on a stock config gives None; setting it turns that instance
+into the variant's config class, with a `model_type` of its own, so that no variant can be taken for a stock model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers.configuration_utils import PreTrainedConfig
+
+from .grammar import Item, parse
+
+VARIANT_PREFIX = "posenc_"
+SHIM = "modeling_hf_posenc"
+MARK = (
+    "none: this is a variant made by hf_posenc, not a stock checkpoint. "
+    "Run `pip install hf_posenc` and `import hf_posenc` before you load it"
+)
+"""Written as `problem_type`, which every transformers release checks: a stock class refuses it and shows this text."""
+MARKED_FIELD, KEPT_FIELD = "problem_type", "posenc_problem_type"
+FRESH = "_position_scheme_is_fresh"
+
+when_scheme_is_set: list[Callable[[type[PreTrainedConfig]], None]] = []
+"""Called with the stock config class whenever a scheme is set; each sees to it that it acts once."""
+
+
+class PositionScheme:
+    """The `position_scheme` attribute of a config class, stock or variant."""
+
+    def __get__(self, config: PreTrainedConfig | None, owner: type | None = None) -> Any:
+        return self if config is None else config.__dict__.get("position_scheme")
+
+    def __set__(self, config: PreTrainedConfig, value: Any) -> None:
+        if value is None:
+            _become_stock(config)
+        else:
+            parse(value)
+            _become_variant(config, value)
+
+
+class VariantConfig:
+    """What the config classes of all variants share. Mixed in before the stock config class."""
+
+    stock_class: ClassVar[type[PreTrainedConfig]]
+    model_type: ClassVar[str]
+
+    def position_items(self) -> tuple[Item, ...]:
+        return parse(self.__dict__["position_scheme"])
+
+    @property
+    def scheme_is_fresh(self) -> bool:
+        """Whether the scheme was set in this process: its parameters are then in no checkpoint yet."""
+        return bool(self.__dict__.get(FRESH))
+
+    def forget_scheme(self) -> None:
+        """Turn back into the stock config, whatever the scheme's parameters have become."""
+        for name in ("position_scheme", FRESH):
+            self.__dict__.pop(name, None)
+        _change_class(self, self.stock_class)  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, Any]:
+        values = super().to_dict()  # type: ignore[misc]
+        values.pop(FRESH, None)
+        return values
+
+    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+        """Write config.json with the mark that stock classes refuse, and the map to the remote-code shim."""
+        values = json.loads(self.to_json_string(use_diff))  # type: ignore[attr-defined]
+        if values.get(MARKED_FIELD) is not None:
+            values[KEPT_FIELD] = values[MARKED_FIELD]
+        values[MARKED_FIELD] = MARK
+        values["auto_map"] = {auto: f"{SHIM}.{name}" for auto, name in class_names_by_auto_class[type(self)].items()}
+        Path(json_file_path).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+        write_shim(type(self), Path(save_directory))
+        self.__dict__[FRESH] = False
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Nothing to do: variants are saved with a shim that imports this package, never with copies of its files."""
+
+
+class_names_by_auto_class: dict[type, dict[str, str]] = {}
+"""For each variant config class, the variant class that each Auto class gives: config.json's `auto_map`."""
+
+
+def write_shim(config_class: type, directory: Path) -> None:
+    """The file that `trust_remote_code=True` runs: it imports hf_posenc, and where there is none, names the package."""
+    names = ", ".join(sorted(set(class_names_by_auto_class[config_class].values())))
+    text = f"import hf_posenc  # pip install hf_posenc\nfrom hf_posenc.models import {names}\n"
+    (directory / f"{SHIM}.py").write_text(text, encoding="utf-8")
+
+
+def variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """The config class of the variants of a stock config class; made once."""
+    if stock_class in _VARIANTS:
+        return _VARIANTS[stock_class]
+    name, model_type = f"PosEnc{stock_class.__name__}", VARIANT_PREFIX + stock_class.model_type
+
+    def __init__(self: Any, **kwargs: Any) -> None:
+        kept = kwargs.pop(KEPT_FIELD, None)
+        if kwargs.get(MARKED_FIELD) == MARK:
+            kwargs[MARKED_FIELD] = kept
+        kwargs.pop("auto_map", None)
+        from_checkpoint = kwargs.pop("model_type", None) == model_type
+        if kwargs.get("position_scheme") is None:
+            raise ValueError(
+                f"a {model_type} config needs a position_scheme; a model without one has a {stock_class.__name__}"
+            )
+        stock_class.__init__(self, **kwargs)
+        self.__dict__[FRESH] = not from_checkpoint
+
+    def __eq__(self: Any, other: Any) -> bool:
+        return type(self) is type(other) and self.to_dict() == other.to_dict()
+
+    # These two stand in the class body, where the dataclass machinery of configs does not replace them.
+    body = {
+        "__init__": __init__,
+        "__eq__": __eq__,
+        "__module__": __name__,
+        "__qualname__": name,
+        "__doc__": f"{stock_class.__name__} with a `position_scheme`.",
+        "__annotations__": {},
+        "model_type": model_type,
+        "stock_class": stock_class,
+    }
+    variant: type[PreTrainedConfig] = type(name, (VariantConfig, stock_class), body)
+    _VARIANTS[stock_class] = globals()[name] = variant
+    return variant
+
+
+_VARIANTS: dict[type[PreTrainedConfig], type[PreTrainedConfig]] = {}
+
+
+def install(stock_class: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """Give a stock config class the `position_scheme` attribute. Does nothing the second time."""
+    variant = variant_config_class(stock_class)
+    if "position_scheme" not in stock_class.__dict__:
+        stock_class.position_scheme = PositionScheme()  # type: ignore[attr-defined]
+
+        def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+            # `GPT2Config.from_pretrained(variant)` reads the variant's config.json: build the variant's config.
+            if cls is stock_class and kwargs.get("model_type") == variant.model_type:
+                cls = variant
+            return object.__new__(cls)
+
+        stock_class.__new__ = __new__  # type: ignore[method-assign,assignment]
+    return variant
+
+
+def _become_variant(config: PreTrainedConfig, value: Any) -> None:
+    try:
+        value = json.loads(json.dumps(value, allow_nan=False))  # a copy of its own, and proof that it can be saved
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"position_scheme must be plain JSON, got {value!r}: {error}") from None
+    stock_class = next(cls for cls in type(config).__mro__ if cls in _VARIANTS)
+    if not isinstance(config, VariantConfig) and type(config) is not stock_class:
+        raise ValueError(
+            f"{type(config).__name__} is a subclass of {stock_class.__name__}, and a position_scheme would lose "
+            f"what it adds; set it on a {stock_class.__name__}"
+        )
+    for hook in when_scheme_is_set:
+        hook(stock_class)
+    if not isinstance(config, VariantConfig):
+        _change_class(config, _VARIANTS[stock_class])
+    if config.__dict__.get("position_scheme") != value:
+        config.__dict__[FRESH] = True
+    config.__dict__["position_scheme"] = value
+
+
+def _become_stock(config: PreTrainedConfig) -> None:
+    if not isinstance(config, VariantConfig):
+        return
+    if not config.scheme_is_fresh:
+        raise ValueError(
+            "position_scheme=None on the config of a saved variant would read it as a stock model, which it is not; "
+            'for no position signal say "none", for the stock model load the checkpoint it was made from'
+        )
+    config.forget_scheme()
+
+
+def _change_class(config: PreTrainedConfig, new: type[PreTrainedConfig]) -> None:
+    config.__class__ = new
+    if "model_type" in config.__dict__:  # configs read from a file carry it on the instance, where it would win
+        config.__dict__["model_type"] = new.model_type

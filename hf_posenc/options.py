@@ -1,0 +1,74 @@
+"""Options of a scheme: frozen keyword-only dataclasses, checked against their own type hints when built."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Check = Callable[[Any], "str | None"]
+
+
+def option(default: Any, doc: str, check: Check | None = None) -> Any:
+    """A field of an options dataclass; `check` returns what is wrong with a value, or None."""
+    return dataclasses.field(default=default, metadata={"doc": doc, "check": check})
+
+
+def positive(value: float) -> str | None:
+    return None if value > 0 else "must be above 0"
+
+
+def at_least(minimum: float) -> Check:
+    return lambda value: None if value >= minimum else f"must be at least {minimum}"
+
+
+def fraction(value: float) -> str | None:
+    return None if 0 < value <= 1 else "must be above 0 and at most 1"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a scheme can be told. Subclasses add fields made with `option`."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not fits(hints[field.name], value):
+                raise ValueError(f"{field.name} must be {spell(hints[field.name])}, got {value!r}")
+            check = field.metadata["check"]
+            if value is not None and check is not None and (problem := check(value)):
+                raise ValueError(f"{field.name} {problem}, got {value!r}")
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """Whether `value`, as it comes out of JSON, is of the type `hint`."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(part, value) for part in typing.get_args(hint))
+    if origin is typing.Literal:
+        return isinstance(value, str) and value in typing.get_args(hint)
+    if origin is not None:
+        return isinstance(value, origin)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def spell(hint: Any) -> str:
+    """A type hint in words that stand in an error message or a reference page."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(spell(part) for part in typing.get_args(hint))
+    if origin is typing.Literal:
+        return " or ".join(repr(part) for part in typing.get_args(hint))
+    if hint is type(None):
+        return "None"
+    return {float: "a finite number", int: "a whole number", bool: "true or false"}.get(hint) or (
+        "a dict" if origin in (dict, Mapping) else getattr(hint, "__name__", str(hint))
+    )

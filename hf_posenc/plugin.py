@@ -1,0 +1,126 @@
+"""Ties the package to transformers without importing more of it than the user does.
+
+`import hf_posenc` must be quick, and transformers imports its parts only when they are used. So what has to be done
+to a module of transformers is done right after that module is imported, or at once if it has been already.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Sequence
+
+AfterImport = Callable[[types.ModuleType], None]
+STOCK_CONFIGS = {
+    "transformers.models.bert.configuration_bert": "BertConfig",
+    "transformers.models.gpt2.configuration_gpt2": "GPT2Config",
+    "transformers.models.llama.configuration_llama": "LlamaConfig",
+}
+STOCK_TYPES = ("bert", "gpt2", "llama")
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads as the real loader does, then lets us act on the module."""
+
+    def __init__(self, real: importlib.abc.Loader, after: AfterImport) -> None:
+        self._real = real
+        self._after = after
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._real.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        spec = module.__spec__
+        assert spec is not None
+        spec.loader = module.__loader__ = self._real  # whoever inspects the module later sees nothing of this
+        self._real.exec_module(module)
+        self._after(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets the other finders find the modules we wait for, and wraps their loader."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, AfterImport] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        after = self.waiting.pop(name, None)
+        if after is None:
+            return None
+        spec = importlib.util.find_spec(name) if path is None else importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, after)
+        return spec
+
+
+_finder = _Finder()
+
+
+def after_import(name: str, act: AfterImport) -> None:
+    """Call `act` with the module once it is imported: at once if it is there."""
+    if name in sys.modules:
+        act(sys.modules[name])
+    else:
+        _finder.waiting[name] = act
+
+
+def install() -> None:
+    """What `import hf_posenc` does. Does nothing the second time."""
+    if _finder in sys.meta_path:
+        return
+    sys.meta_path.insert(0, _finder)
+    for module_name in STOCK_CONFIGS:
+        after_import(module_name, _install_config)
+    after_import("transformers.models.auto.configuration_auto", _install_auto_config)
+    after_import("transformers.models.auto.tokenization_auto", _install_tokenizers)
+    after_import("peft.utils.constants", _install_peft)
+
+
+def _install_config(module: types.ModuleType) -> None:
+    from . import config as configs
+
+    configs.install(getattr(module, STOCK_CONFIGS[module.__name__]))
+    if _register_models not in configs.when_scheme_is_set:
+        configs.when_scheme_is_set.append(_register_models)
+
+
+def _register_models(stock_config: type) -> None:
+    from . import models
+
+    models.register(stock_config)
+
+
+def _install_auto_config(module: types.ModuleType) -> None:
+    from .config import variant_config_class
+
+    for module_name, class_name in STOCK_CONFIGS.items():
+        stock = getattr(importlib.import_module(module_name), class_name)
+        variant = variant_config_class(stock)
+        module.AutoConfig.register(variant.model_type, variant, exist_ok=True)
+
+
+def _install_tokenizers(module: types.ModuleType) -> None:
+    """A variant has the tokenizer of its stock architecture."""
+    from .config import VARIANT_PREFIX
+
+    names = module.TOKENIZER_MAPPING_NAMES
+    for stock_type in STOCK_TYPES:
+        if stock_type in names:
+            names[VARIANT_PREFIX + stock_type] = names[stock_type]
+
+
+def _install_peft(module: types.ModuleType) -> None:
+    """PEFT's default target modules go by model_type: a variant has those of its stock architecture."""
+    from .config import VARIANT_PREFIX
+
+    for table in vars(module).values():
+        if isinstance(table, dict):
+            for stock_type in STOCK_TYPES:
+                if stock_type in table:
+                    table.setdefault(VARIANT_PREFIX + stock_type, table[stock_type])

@@ -1,0 +1,204 @@
+"""From the inputs of a forward to `Positions`: padding, packing, caches and explicit position_ids.
+
+Without position_ids, a token's position is its slot less the padding in front of it. With them, they are honoured:
+a position that does not rise begins a new document, one that rises by more than one is a gap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import torch
+from transformers.utils.generic import is_flash_attention_requested
+
+from .scheme import Positions
+
+
+class Order(enum.Enum):
+    """How the positions of the real tokens run along the rows."""
+
+    STEADY = "each is one above the one before"
+    GAPS = "they rise, by more than one somewhere"
+    RESTARTS = "they begin anew: rows hold several documents"
+    UNKNOWN = "not known while the forward is traced"
+
+
+@dataclasses.dataclass
+class Located:
+    """The positions of a forward, and the attention mask that goes with them."""
+
+    positions: Positions
+    attention_mask: Any
+    order: Order
+
+
+def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool, needs_distances: bool) -> Located:
+    """Find where the tokens of one forward stand, and shut documents that share a row off from each other."""
+    tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"][..., 0]
+    num_queries = tokens.shape[-1]
+    rows = tokens.numel() // max(num_queries, 1)
+    mask, given = inputs.get("attention_mask"), inputs.get("position_ids")
+    padding = mask.reshape(rows, -1).bool() if isinstance(mask, torch.Tensor) and mask.dim() < 4 else None
+    cache = self_attention_cache(inputs.get("past_key_values"))
+    seen = _seen(cache)
+    first_call = isinstance(seen, int) and seen == 0
+    slots_BQ = torch.arange(num_queries, device=tokens.device)[None] + seen
+
+    if given is None:
+        queries_BQ = slots_BQ if padding is None else (slots_BQ - _leading_padding(padding)).clamp(min=0)
+        order, by_slot = Order.STEADY, True
+    else:
+        queries_BQ = given.reshape(-1, num_queries)
+        order, by_slot = _survey(queries_BQ, slots_BQ, padding)
+        by_slot = by_slot and first_call  # of keys in a cache, only the padding mask knows
+    _refuse_irregular_cache(cache, seen, order, needs_distances)
+
+    key_length = _key_length(cache, seen, num_queries)
+    if by_slot or not needs_distances:
+        distances = torch.arange(num_queries + key_length - 1, device=tokens.device) - (num_queries - 1) - seen
+    else:
+        keys_BK = _key_positions(queries_BQ, mask, padding, seen, first_call, key_length)
+        distances = keys_BK[:, None, :] - queries_BQ[:, :, None]
+    if given is not None and first_call and (mask is None or padding is not None):
+        mask = _separate(order, queries_BQ.expand(rows, -1), mask, padding, config, causal, dtype)
+    positions = Positions(
+        queries_BQ=queries_BQ,
+        distances=distances,
+        uniform=by_slot,
+        key_length=key_length,
+        length_bound=seen + num_queries if given is None and isinstance(seen, int) else None,
+        cached=not first_call,
+        packed=order in (Order.RESTARTS, Order.UNKNOWN),
+        dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+    )
+    return Located(positions, mask, order)
+
+
+def note_order(outputs: Any, order: Order) -> None:
+    """Leave a note on the cache of a forward whose positions a later call could not work out from padding alone."""
+    if order in (Order.STEADY, Order.UNKNOWN):
+        return
+    cache = outputs.get("past_key_values") if isinstance(outputs, dict) else None
+    for found in [cache] if cache is not None else outputs if isinstance(outputs, tuple) else []:
+        if hasattr(found, "get_seq_length"):
+            self_attention_cache(found).posenc_order = order
+
+
+def self_attention_cache(cache: Any) -> Any:
+    return getattr(cache, "self_attention_cache", cache)
+
+
+def _seen(cache: Any) -> int | torch.Tensor:
+    """How many slots the cache has filled. A static cache counts in a tensor, which tracing cannot read."""
+    seen = cache.get_seq_length() if cache is not None else 0
+    if isinstance(seen, torch.Tensor):
+        return seen.clone() if torch.compiler.is_compiling() else int(seen)
+    return seen
+
+
+def _key_length(cache: Any, seen: int | torch.Tensor, num_queries: int) -> int:
+    """How many keys attention will see: a static cache hands out all its slots, filled or not."""
+    longest = -1
+    if cache is not None:
+        limit = getattr(cache, "get_max_length", None) or cache.get_max_cache_shape
+        longest = limit()
+    return longest if longest is not None and longest > 0 else seen + num_queries
+
+
+def _leading_padding(padding: torch.Tensor) -> torch.Tensor:
+    return (padding.cumsum(-1) == 0).sum(-1, keepdim=True)
+
+
+def _survey(queries: torch.Tensor, slots: torch.Tensor, padding: torch.Tensor | None) -> tuple[Order, bool]:
+    """How explicit positions run, and whether they run along with the slots. Reads three flags off the device."""
+    if queries.shape[-1] == 1:
+        return Order.STEADY, True
+    if torch.compiler.is_compiling():
+        return Order.UNKNOWN, False
+    real = torch.ones_like(queries, dtype=torch.bool)
+    if padding is not None:
+        real = padding[:, -queries.shape[-1] :]
+        queries = queries.expand(real.shape[0], -1)
+
+    def constant(shift: torch.Tensor) -> torch.Tensor:
+        low = shift.masked_fill(~real, torch.iinfo(shift.dtype).max).amin(-1)
+        high = shift.masked_fill(~real, torch.iinfo(shift.dtype).min).amax(-1)
+        return ((low >= high) | ~real.any(-1)).all()
+
+    flags = torch.stack(
+        [constant(queries - slots), constant(queries - real.cumsum(-1)), ~document_starts(queries, real).any()]
+    )
+    by_slot, by_count, one_document = flags.tolist()
+    order = Order.STEADY if by_count else Order.GAPS if one_document else Order.RESTARTS
+    return order, by_slot
+
+
+def document_starts(queries: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """True at each real token whose position does not rise above that of the real token in the slot before."""
+    falls = (queries[:, 1:] <= queries[:, :-1]) & real[:, 1:] & real[:, :-1]
+    return torch.nn.functional.pad(falls, (1, 0))
+
+
+def _refuse_irregular_cache(cache: Any, seen: Any, order: Order, needs_distances: bool) -> None:
+    if cache is None or (isinstance(seen, int) and seen == 0):
+        return
+    earlier = getattr(cache, "posenc_order", Order.STEADY)
+    if Order.RESTARTS in (order, earlier):
+        raise ValueError(
+            "rows that hold several documents (position_ids that restart) cannot be continued from a cache: pass "
+            "use_cache=False and the whole rows, or one document a row"
+        )
+    if needs_distances and Order.GAPS in (order, earlier):
+        raise ValueError(
+            "this position scheme needs the distance to every cached key, and position_ids with gaps do not say "
+            "where cached keys stand: pass use_cache=False and the whole rows, or position_ids without gaps"
+        )
+
+
+def _key_positions(
+    queries: torch.Tensor, mask: Any, padding: torch.Tensor | None, seen: Any, first_call: bool, key_length: int
+) -> torch.Tensor:
+    """(B, K). On a first call keys are the queries; later, a key's place is its count among the unpadded ones."""
+    pad = torch.nn.functional.pad
+    if first_call:
+        return pad(queries, (0, key_length - queries.shape[-1]))
+    if padding is not None:
+        visible = pad(padding[:, :key_length], (0, max(key_length - padding.shape[-1], 0)))
+    elif isinstance(mask, torch.Tensor):  # prepared for a static cache: its last row shows what there is to see
+        last = mask[:, 0, -1, :]
+        visible = last if last.dtype == torch.bool else last > torch.finfo(last.dtype).min / 2
+    else:
+        visible = torch.ones(1, key_length, dtype=torch.bool, device=queries.device)
+    counts = visible.cumsum(-1)
+    first_query = torch.as_tensor(seen, device=queries.device).view(1)
+    return counts - counts.index_select(1, first_query) + queries[:, :1]
+
+
+def _separate(
+    order: Order, queries: torch.Tensor, mask: Any, padding: Any, config: Any, causal: bool, dtype: torch.dtype
+) -> Any:
+    """The mask with which no token sees another document of its row, and gaps are not taken for documents."""
+    implementation = config._attn_implementation
+    if order is Order.STEADY:
+        return mask
+    if order is Order.GAPS:  # transformers takes a gap for a new document unless there is a padding mask
+        return mask if mask is not None else torch.ones_like(queries)
+    if is_flash_attention_requested(requested_attention_implementation=implementation):
+        if queries.shape[0] > 1 or padding is not None:
+            raise ValueError(
+                "flash attention takes packed rows (position_ids that restart) only as a single row without an "
+                'attention mask: flatten the batch, or use attn_implementation="sdpa"'
+            )
+        return mask
+    real = torch.ones_like(queries, dtype=torch.bool) if padding is None else padding
+    documents = document_starts(queries, real).cumsum(-1)
+    visible = (documents[:, :, None] == documents[:, None, :]) & real[:, None, :]
+    if causal:
+        visible = visible & torch.ones(visible.shape[-2:], dtype=torch.bool, device=visible.device).tril()
+    visible = visible[:, None]
+    if implementation == "sdpa":
+        return visible
+    zero = torch.zeros((), dtype=dtype, device=visible.device)
+    return torch.where(visible, zero, torch.finfo(dtype).min)

@@ -1,0 +1,153 @@
+"""What a scheme is: at most three seams into a transformer, and what it is told about the model and its positions.
+
+Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K - 1 distances.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from .options import Options
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The facts of a model that schemes are built from, the same words for every architecture."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    head_size: int
+    max_positions: int
+    """The length the checkpoint was trained for."""
+    causal: bool
+    table_size: int | None
+    """Rows of the architecture's own position table; None where it has none."""
+    rope_parameters: dict[str, Any] | None
+    """The checkpoint's own rotation; None where it has none."""
+
+
+@dataclasses.dataclass
+class Positions:
+    """Where the tokens of one forward stand. Built once a forward, handed to every layer.
+
+    `distances` is key position minus query position. When every query sees its keys at the same distances by slot
+    (`uniform`), it is one vector, L long: key slot j from query slot i is at `distances[j - i + Q - 1]`. Otherwise
+    (gaps, packed rows) it is of shape (B, Q, K).
+    """
+
+    queries_BQ: torch.Tensor
+    distances: torch.Tensor
+    uniform: bool
+    key_length: int
+    length_bound: int | None
+    """No position is above this less one; None where explicit position_ids leave it open."""
+    cached: bool
+    """Whether keys of earlier calls take part."""
+    packed: bool
+    """Whether rows hold several documents."""
+    dtype: torch.dtype
+    """What angles and biases are computed in: float32, or float64 in a float64 model. Never narrower."""
+    prepared: list[Any] = dataclasses.field(default_factory=list)
+    """What each scheme's `prepare` returned, by its place in `position_scheme`."""
+    schemes: nn.ModuleList | None = None
+    active: tuple[tuple[int, ...], ...] = ()
+    """For each layer, the places of the schemes that act in it."""
+
+    def length(self) -> int | None:
+        """One more than the highest position. While traced, when no tensor can be read: the bound."""
+        if torch.compiler.is_compiling():
+            return self.length_bound
+        return int(self.queries_BQ.max()) + 1
+
+    def to(self, device: Any, non_blocking: bool = False) -> Positions:
+        """The same on another device: what hooks of models that span several devices call."""
+
+        def move(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return value.to(device, non_blocking=non_blocking)
+            return type(value)(map(move, value)) if isinstance(value, (tuple, list)) else value
+
+        return dataclasses.replace(
+            self,
+            queries_BQ=move(self.queries_BQ),
+            distances=move(self.distances),
+            prepared=move(self.prepared),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DistanceBias:
+    """A score term that depends on head and distance only: one value a head for each of `Positions.distances`."""
+
+    values: torch.Tensor
+    """(H, L) where positions are uniform, else (H, B, Q, K)."""
+
+
+class Scheme(nn.Module):
+    """Base of all schemes. A scheme overrides the seams it acts at: `embed`, `rotate`, `score`.
+
+    Seams are reached through `__call__` (`scheme("rotate", ...)`), so that hooks on the module fire: offload, FSDP,
+    ZeRO. `prepare` does once a forward what depends on positions alone; its result comes back to every seam.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    extends: ClassVar[bool]
+    """Whether a trained model can be run past its trained length at all (not: how well)."""
+    at_input: ClassVar[bool] = False
+    """Acts at the input embedding, so that `layers` means nothing to it."""
+    Options: ClassVar[type[Options]] = Options
+
+    def __init__(self, options: Options, shape: ModelShape) -> None:
+        super().__init__()
+        self.options = options
+        self.shape = shape
+
+    @classmethod
+    def overrides(cls, seam: str) -> bool:
+        return getattr(cls, seam) is not getattr(Scheme, seam)
+
+    def forward(self, seam: str, *args: Any) -> Any:
+        return getattr(self, seam)(*args)
+
+    def prepare(self, positions: Positions) -> Any:
+        """Position-only work shared by all layers: angles, buckets. Holds no parameter, so it needs no gradient."""
+        return None
+
+    def embed(self, words_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """The input embeddings with the position signal in them."""
+        return words_BQE
+
+    def rotate(self, states_BHQD: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """Queries, or keys before they enter the cache, turned by their own positions."""
+        return states_BHQD
+
+    def score(self, prepared: Any, part: nn.Module | None) -> DistanceBias:
+        """The term added to the scaled attention logits. `part` is this layer's `layer_part`, if there is one."""
+        raise AssertionError("only called on schemes that override it")
+
+    def layer_part(self) -> nn.Module | None:
+        """The parameters of one layer, kept in that layer's attention module; None if all layers share theirs."""
+        return None
+
+    def reset_parameters(self) -> None:
+        """Initialise own parameters, through `transformers.initialization` so that loaded ones are left alone."""
+
+    def keeps_table(self) -> bool:
+        """Whether the architecture's own position table stays and is used by this scheme."""
+        return False
+
+    def dress_table(self, table: nn.Embedding) -> None:
+        """Change how the architecture's own table looks up, by giving the object a subclass of its class."""
+
+
+class LayerPart(nn.Module):
+    """Base of what `Scheme.layer_part` returns: parameters with an initialisation of their own."""
+
+    def reset_parameters(self) -> None:
+        """Initialise own parameters, through `transformers.initialization` so that loaded ones are left alone."""

@@ -1,0 +1,41 @@
+"""The schemes, one file each, and the register that `position_scheme` looks names up in.
+
+The package can be called: `hf_posenc.schemes()` lists what there is.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+from ..catalogue import SchemeInfo, describe
+from ..scheme import Scheme
+from .alibi import Alibi
+from .learned import Learned
+from .none import NoPositions
+from .rope import Rope
+from .sinusoidal import Sinusoidal
+from .t5 import T5
+
+REGISTER: dict[str, type[Scheme]] = {}
+
+
+def register_scheme(scheme: type[Scheme]) -> type[Scheme]:
+    """Make a scheme known by its `name`, also as a class decorator. A name that is taken is an error."""
+    if REGISTER.get(scheme.name, scheme) is not scheme:
+        raise ValueError(f"there is a scheme named {scheme.name!r} already: {REGISTER[scheme.name]!r}")
+    REGISTER[scheme.name] = scheme
+    return scheme
+
+
+for _scheme in (Learned, Sinusoidal, Rope, Alibi, T5, NoPositions):
+    register_scheme(_scheme)
+
+
+class _Listing(types.ModuleType):
+    def __call__(self) -> dict[str, SchemeInfo]:
+        """All schemes by name, with what each does and the options it takes."""
+        return {name: describe(scheme) for name, scheme in REGISTER.items()}
+
+
+sys.modules[__name__].__class__ = _Listing

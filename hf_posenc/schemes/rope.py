@@ -1,0 +1,148 @@
+"""Rotary positions: queries and keys are turned by angles that grow with their position."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any, Literal
+
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ..options import Options, fraction, option, positive
+from ..scheme import ModelShape, Positions, Scheme
+
+SCALING_KEYS = {
+    *("rope_type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    *("short_factor", "long_factor", "low_freq_factor", "high_freq_factor"),
+}
+NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
+CHANGES_WITH_LENGTH = ("dynamic", "longrope")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeOptions(Options):
+    theta: float | None = option(
+        None, "base of the wavelengths; None: the checkpoint's own, or 10000 where it has none", positive
+    )
+    layout: Literal["halves", "interleaved"] = option(
+        "halves", "which features turn together: d/2 apart (LLaMA) or neighbours (GPT-J, RoFormer)"
+    )
+    partial_rotary_factor: float = option(1.0, "share of each head that is turned", fraction)
+    scaling: dict[str, Any] | None = option(
+        None, "as transformers' rope_parameters: rope_type and its settings; None: the checkpoint's own, or none"
+    )
+
+
+class Rope(Scheme):
+    """Queries and keys are turned by angles proportional to their positions, so that logits see distances only."""
+
+    name = "rope"
+    paper = "Su et al. 2021, https://arxiv.org/abs/2104.09864"
+    extends = True
+    Options = RopeOptions
+    options: RopeOptions
+
+    def __init__(self, options: RopeOptions, shape: ModelShape) -> None:
+        super().__init__(options, shape)
+        self.parameters_ = rope_parameters(options, shape)
+        self.rotary_size = int(shape.head_size * options.partial_rotary_factor)
+        if self.rotary_size % 2 or not self.rotary_size:
+            raise ValueError(
+                f"rope turns features in pairs: {self.rotary_size} of the head size {shape.head_size} do not pair up; "
+                "choose partial_rotary_factor so that an even number of them is turned"
+            )
+        with torch.device("cpu"):  # the caller may be building the model on the meta device
+            frequencies, self.attention_factor = self._frequencies_for(None)
+        # Plain numbers, not a buffer: a buffer would be narrowed by model.to(bfloat16) and lost by meta loading.
+        self.frequencies = frequencies.tolist()
+
+    def _frequencies_for(self, length: int | None, device: Any = None) -> tuple[torch.Tensor, float]:
+        kind, theta = self.parameters_["rope_type"], self.parameters_["rope_theta"]
+        if kind == "default":
+            steps = torch.arange(0, self.rotary_size, 2, dtype=torch.float, device=device) / self.rotary_size
+            return 1.0 / theta**steps, 1.0
+        config = types.SimpleNamespace(
+            rope_parameters=dict(self.parameters_, partial_rotary_factor=self.options.partial_rotary_factor),
+            head_dim=self.shape.head_size,
+            hidden_size=self.shape.hidden_size,
+            num_attention_heads=self.shape.num_heads,
+            max_position_embeddings=self.shape.max_positions,
+            standardize_rope_params=lambda: None,
+        )
+        try:
+            return ROPE_INIT_FUNCTIONS[kind](config, device, seq_len=length)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"rope: scaling of rope_type {kind!r} is incomplete or malformed: {error!r}") from error
+
+    def prepare(self, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
+        device = positions.queries_BQ.device
+        frequencies, factor = torch.tensor(self.frequencies, device=device), self.attention_factor
+        if self.parameters_["rope_type"] in CHANGES_WITH_LENGTH:
+            length = self._length_in_question(positions)
+            if length is not None:
+                frequencies, factor = self._frequencies_for(length, device)
+        angles = positions.queries_BQ.unsqueeze(-1).float() * frequencies
+        angles = angles.repeat_interleave(2, -1) if self.options.layout == "interleaved" else angles.repeat(1, 1, 2)
+        return angles.cos().unsqueeze(1) * factor, angles.sin().unsqueeze(1) * factor
+
+    def _length_in_question(self, positions: Positions) -> int | None:
+        """The length when it changes the frequencies, else None. Keys in a cache keep the angles they went in with."""
+        kind = self.parameters_["rope_type"]
+        original = self.parameters_.get("original_max_position_embeddings", self.shape.max_positions)
+        if positions.length_bound is not None and positions.length_bound <= original:
+            return None
+        length = positions.length()
+        if length is None:
+            raise ValueError(
+                f"rope: scaling of rope_type {kind!r} depends on the input's length, which is not known while this "
+                "forward is traced: leave position_ids out, or run it without torch.compile / torch.export"
+            )
+        if length <= original:
+            return None
+        if positions.cached:
+            raise ValueError(
+                f"rope: scaling of rope_type {kind!r} changes all angles at length {length} (past "
+                f"{original}), but cached keys keep the old ones: pass use_cache=False, or use a scaling with fixed "
+                "angles (linear, yarn, llama3)"
+            )
+        return length
+
+    def rotate(self, states_BHQD: torch.Tensor, prepared: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        cosines, sines = (angles.to(states_BHQD.dtype) for angles in prepared)
+        turned, rest = states_BHQD[..., : self.rotary_size], states_BHQD[..., self.rotary_size :]
+        quarter = quarter_turn_neighbours if self.options.layout == "interleaved" else quarter_turn_halves
+        turned = turned * cosines + quarter(turned) * sines
+        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+
+
+def quarter_turn_halves(states: torch.Tensor) -> torch.Tensor:
+    first, second = states.chunk(2, dim=-1)
+    return torch.cat([-second, first], dim=-1)
+
+
+def quarter_turn_neighbours(states: torch.Tensor) -> torch.Tensor:
+    pairs = states.unflatten(-1, (-1, 2))
+    return torch.stack([-pairs[..., 1], pairs[..., 0]], dim=-1).flatten(-2)
+
+
+def rope_parameters(options: RopeOptions, shape: ModelShape) -> dict[str, Any]:
+    """What transformers would call this rotation's `rope_parameters`; options win over the checkpoint's own."""
+    own = shape.rope_parameters or {}
+    if options.scaling is None:
+        found = dict(own) if options.theta is None else {}
+    else:
+        found = dict(options.scaling)
+        if unknown := sorted(set(found) - SCALING_KEYS):
+            raise ValueError(f"rope: scaling has no setting {unknown[0]!r}; it takes {sorted(SCALING_KEYS)}")
+        if "rope_type" not in found:
+            raise ValueError(f"rope: scaling needs a rope_type, one of {sorted(ROPE_INIT_FUNCTIONS)}")
+    found.setdefault("rope_type", "default")
+    found["rope_theta"] = options.theta or found.get("rope_theta") or own.get("rope_theta") or 10000.0
+    kinds = sorted({"default", *ROPE_INIT_FUNCTIONS})
+    if found["rope_type"] not in kinds:
+        raise ValueError(f"rope: scaling: rope_type {found['rope_type']!r} is unknown; it is one of {kinds}")
+    if found["rope_type"] in NEEDS_ORIGINAL_LENGTH:
+        found.setdefault("original_max_position_embeddings", shape.max_positions)
+    return found

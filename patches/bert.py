@@ -1,0 +1,48 @@
+"""BERT: a learned table in its embeddings; an encoder, or a decoder where the config says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.bert import modeling_bert
+
+from hf_posenc.attention import PositionedAttention
+
+from .architecture import Architecture
+
+
+class PosEncBertSelfAttention(PositionedAttention, modeling_bert.BertSelfAttention):
+    stock_eager = staticmethod(modeling_bert.eager_attention_forward)
+
+
+class PosEncBertCrossAttention(modeling_bert.BertCrossAttention):
+    """Positions act in self-attention only: what the layer hands on to both of its attentions ends here."""
+
+    def forward(self, *args: Any, posenc: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+def _token_types(base: nn.Module, inputs: dict[str, Any]) -> None:
+    # The stock embeddings look absent token types up in a buffer as long as the trained length.
+    if inputs.get("token_type_ids") is None:
+        tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"][..., 0]
+        inputs["token_type_ids"] = torch.zeros_like(tokens, dtype=torch.long)
+
+
+BERT = Architecture(
+    model_type="bert",
+    family=modeling_bert.BertPreTrainedModel,
+    base=modeling_bert.BertModel,
+    attention={
+        modeling_bert.BertSelfAttention: PosEncBertSelfAttention,
+        modeling_bert.BertCrossAttention: PosEncBertCrossAttention,
+    },
+    layers="encoder.layer",
+    self_attention="attention.self",
+    cross_attention="crossattention.self",
+    table="embeddings.position_embeddings",
+    is_causal=lambda config: config.is_decoder,
+    fill_inputs=_token_types,
+)

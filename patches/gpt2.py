@@ -1,0 +1,36 @@
+"""GPT-2: a learned table at `wpe`, one fused projection, causal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.models.gpt2 import modeling_gpt2
+
+from hf_posenc.attention import PositionedAttention
+
+from .architecture import Architecture
+
+
+class PosEncGPT2Attention(PositionedAttention, modeling_gpt2.GPT2Attention):
+    stock_eager = staticmethod(modeling_gpt2.eager_attention_forward)
+
+
+def _refuse(config: Any) -> None:
+    if config.reorder_and_upcast_attn:
+        raise ValueError(
+            "reorder_and_upcast_attn=True computes attention outside of transformers' attention interface, where no "
+            "position scheme is applied: set it to False"
+        )
+
+
+GPT2 = Architecture(
+    model_type="gpt2",
+    family=modeling_gpt2.GPT2PreTrainedModel,
+    base=modeling_gpt2.GPT2Model,
+    attention={modeling_gpt2.GPT2Attention: PosEncGPT2Attention},
+    layers="h",
+    self_attention="attn",
+    table="wpe",
+    is_causal=lambda config: True,
+    refuse_config=_refuse,
+)

@@ -1,0 +1,100 @@
+"""Change models that are there already, or that a script you cannot edit is about to build."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torch import nn
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
+
+from hf_posenc.config import VariantConfig
+from hf_posenc.grammar import parse
+
+from .attach import attach, detach, initialise_live, plan, with_scheme
+from .bert import BERT
+from .classes import BaseVariant, Variant, install, scheme_for_new_models, variant_class
+from .gpt2 import GPT2
+from .llama import LLAMA
+
+ARCHITECTURES = {architecture.model_type: architecture for architecture in (BERT, GPT2, LLAMA)}
+Model = TypeVar("Model", bound=nn.Module)
+_REMOVED = "_posenc_removed_modules"
+
+
+def retrofit(model: Model, position_scheme: Any) -> Model:
+    """Change a live stock model to a position scheme, in place; `restore` undoes it.
+
+    Gives the model that `from_pretrained(..., position_scheme=...)` gives, and returns it. If anything is wrong it
+    raises ValueError and leaves the model as it was.
+    """
+    items = parse(position_scheme)
+    if isinstance(model, Variant):
+        raise ValueError(
+            f"the model carries the position scheme {model.config.position_scheme!r} already; "
+            "hf_posenc.restore(model) first, or load the checkpoint again with another position_scheme"
+        )
+    architecture = next((found for found in ARCHITECTURES.values() if isinstance(model, found.family)), None)
+    if architecture is None:
+        raise ValueError(
+            f"{type(model).__name__} is not a model that hf_posenc knows; it takes models of {sorted(ARCHITECTURES)} "
+            "(unwrap a compiled, parallel or PEFT model first)"
+        )
+    bases = [module for module in model.modules() if isinstance(module, architecture.base)]
+    for module in (found for base in bases for found in (base, *architecture.patched_modules(base))):
+        if "forward" in module.__dict__:
+            raise ValueError(
+                f"a hook has replaced the forward of {type(module).__name__} (device maps and some kernel patches do "
+                "this), so the scheme could not act: load the model with from_pretrained(..., position_scheme=...)"
+            )
+    plans = [plan(architecture, with_scheme(base.config, position_scheme), items) for base in bases]
+    for config in {id(base.config): base.config for base in bases}.values():
+        config.position_scheme = position_scheme
+    for base, its_plan in zip(bases, plans, strict=True):
+        initialise_live(its_plan, base.get_input_embeddings().weight, base.training)
+        base.__dict__[_REMOVED] = attach(base, architecture, its_plan)
+    for module in model.modules():
+        if isinstance(module, architecture.family):
+            module.__class__ = variant_class(architecture, type(module))
+            _CAN_RECORD_REGISTRY[str(type(module))] = type(module)._can_record_outputs
+    return model
+
+
+def restore(model: Model) -> Model:
+    """Undo `retrofit`: the stock model is back, to the bit, with whatever its other weights have become since."""
+    if not isinstance(model, Variant):
+        raise ValueError("the model carries no position scheme: there is nothing to restore")
+    architecture = model.architecture
+    bases = [module for module in model.modules() if isinstance(module, BaseVariant)]
+    if any(_REMOVED not in base.__dict__ for base in bases):
+        raise ValueError(
+            "the model was built with its position scheme, not changed by retrofit(), so what it replaced is not "
+            "there; load the stock checkpoint instead"
+        )
+    for base in bases:
+        detach(base, architecture, base.__dict__.pop(_REMOVED))
+    for module in model.modules():
+        if isinstance(module, Variant):
+            module.__class__ = module.stock_class
+    for config in {id(base.config): base.config for base in bases}.values():
+        if isinstance(config, VariantConfig):
+            config.forget_scheme()
+    return model
+
+
+@contextlib.contextmanager
+def patched(position_scheme: Any) -> Iterator[None]:
+    """Every BERT, GPT-2 and LLaMA built inside carries the scheme: for scripts that you cannot edit.
+
+    Blocks nest, the inner one wins. Nothing is shared between threads: a thread sees the blocks it is in itself.
+    Configs passed in are copied, not changed. A model whose config names a scheme already keeps that scheme.
+    """
+    parse(position_scheme)
+    for architecture in ARCHITECTURES.values():
+        install(architecture)
+    token = scheme_for_new_models.set(position_scheme)
+    try:
+        yield
+    finally:
+        scheme_for_new_models.reset(token)

@@ -1,0 +1,25 @@
+"""LLaMA: a rotation of its own at `rotary_emb`, grouped key heads, causal."""
+
+from __future__ import annotations
+
+from transformers.models.llama import modeling_llama
+
+from hf_posenc.attention import PositionedAttention
+
+from .architecture import Architecture
+
+
+class PosEncLlamaAttention(PositionedAttention, modeling_llama.LlamaAttention):
+    stock_eager = staticmethod(modeling_llama.eager_attention_forward)
+
+
+LLAMA = Architecture(
+    model_type="llama",
+    family=modeling_llama.LlamaPreTrainedModel,
+    base=modeling_llama.LlamaModel,
+    attention={modeling_llama.LlamaAttention: PosEncLlamaAttention},
+    layers="layers",
+    self_attention="self_attn",
+    rotary="rotary_emb",
+    is_causal=lambda config: getattr(config, "is_causal", True),
+)

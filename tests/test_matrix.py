@@ -1,0 +1,258 @@
+"""What must hold for every scheme on every architecture: caches, padding, packing, positions, backends, dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from cases import ARCHITECTURES, CASES, DECODERS, Case
+from transformers import DynamicCache, StaticCache
+
+EXACT = {"rtol": 0, "atol": 1e-10}  # float64 models; sums are taken in another order
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+by_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+by_decoder = pytest.mark.parametrize("architecture", DECODERS)
+
+
+def logits(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(ids, **inputs).logits
+
+
+def differs(model: Any, changed: Any, ids: torch.Tensor) -> bool:
+    return (logits(model, ids) - logits(changed, ids)).abs().max().item() > 1e-3
+
+
+@by_case
+@by_architecture
+def test_scheme_acts(case: Case, architecture: str) -> None:
+    """The control of all the tests below: taking the scheme away changes the logits."""
+    if case.id == "none":
+        pytest.skip("none is what the others are compared with")
+    assert differs(tiny.model(architecture, case.scheme), tiny.model(architecture, "none"), tiny.tokens())
+
+
+@by_case
+@by_decoder
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_cached_decoding_equals_full_forward(case: Case, architecture: str, kind: str, backend: str) -> None:
+    model, ids = tiny.model(architecture, case.scheme), tiny.tokens(2, 14)
+    model.set_attn_implementation(backend)
+    full = logits(model, ids, use_cache=False)
+    cache = DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=20)
+    steps = [logits(model, ids[:, :5], past_key_values=cache, use_cache=True)]
+    for start, stop in [(5, 6), (6, 7), (7, 10), (10, 11), (11, 12), (12, 13), (13, 14)]:
+        steps.append(logits(model, ids[:, start:stop], past_key_values=cache, use_cache=True))
+    torch.testing.assert_close(torch.cat(steps, 1), full, **EXACT)
+
+
+@by_case
+@by_decoder
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_left_padded_cached_decoding_equals_each_row_alone(case: Case, architecture: str, kind: str) -> None:
+    model, ids = tiny.model(architecture, case.scheme), tiny.tokens(2, 10)
+    padded = torch.cat([torch.full((2, 3), tiny.PAD), ids], 1)
+    mask = torch.ones_like(padded)
+    mask[0, :3] = 0
+    padded[1] = torch.cat([tiny.tokens(1, 3, seed=5)[0], ids[1]])
+    cache = DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=16)
+    outputs = [logits(model, padded[:, :6], attention_mask=mask[:, :6], past_key_values=cache, use_cache=True)]
+    for stop in range(7, 14):
+        step = padded[:, stop - 1 : stop]
+        # Half of the steps give positions, as generate() does, and half leave them to be found.
+        explicit = {"position_ids": mask[:, :stop].cumsum(-1)[:, -1:] - 1} if stop % 2 else {}
+        outputs.append(logits(model, step, attention_mask=mask[:, :stop], past_key_values=cache, use_cache=True, **explicit))
+    together = torch.cat(outputs, 1)
+    torch.testing.assert_close(together[0, 3:], logits(model, padded[:1, 3:])[0], **EXACT)
+    torch.testing.assert_close(together[1], logits(model, padded[1:])[0], **EXACT)
+
+
+@by_case
+@by_architecture
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("explicit", [False, True], ids=["", "position_ids"])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_padded_rows_equal_each_row_alone(
+    case: Case, architecture: str, side: str, explicit: bool, backend: str
+) -> None:
+    model, short, long = tiny.model(architecture, case.scheme), tiny.tokens(1, 7), tiny.tokens(1, 11, seed=1)
+    model.set_attn_implementation(backend)
+    filler, ones = torch.full((1, 4), tiny.PAD), torch.ones(1, 7, dtype=torch.long)
+    parts = [filler, short] if side == "left" else [short, filler]
+    masks = [filler * 0, ones] if side == "left" else [ones, filler * 0]
+    batch = torch.cat([torch.cat(parts, 1), long])
+    mask = torch.cat([torch.cat(masks, 1), torch.ones(1, 11, dtype=torch.long)])
+    inputs = {"attention_mask": mask}
+    if explicit:
+        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    output = logits(model, batch, **inputs)
+    row = output[0, 4:] if side == "left" else output[0, :7]
+    torch.testing.assert_close(row, logits(model, short)[0], **EXACT)
+    torch.testing.assert_close(output[1], logits(model, long)[0], **EXACT)
+
+
+@by_case
+@by_architecture
+@pytest.mark.parametrize("use_cache", [False, None], ids=["no-cache", "default"])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_packed_documents_equal_each_alone(case: Case, architecture: str, use_cache: Any, backend: str) -> None:
+    model, ids = tiny.model(architecture, case.scheme), tiny.tokens(2, 12)
+    model.set_attn_implementation(backend)
+    cuts = [[(0, 4), (4, 5), (5, 12)], [(0, 6), (6, 11), (11, 12)]]
+    positions = torch.stack([torch.cat([torch.arange(stop - start) for start, stop in row]) for row in cuts])
+    output = logits(model, ids, position_ids=positions, use_cache=use_cache)
+    for row, spans in enumerate(cuts):
+        for start, stop in spans:
+            alone = logits(model, ids[row : row + 1, start:stop])[0]
+            torch.testing.assert_close(output[row, start:stop], alone, **EXACT)
+
+
+@by_case
+@by_architecture
+def test_packed_and_padded_documents_equal_each_alone(case: Case, architecture: str) -> None:
+    model, ids = tiny.model(architecture, case.scheme), tiny.tokens(1, 12)
+    positions = torch.tensor([[0, 0, 0, 1, 2, 3, 0, 1, 2, 3, 4, 0]])
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]])
+    output = logits(model, ids, position_ids=positions, attention_mask=mask)
+    torch.testing.assert_close(output[0, 2:6], logits(model, ids[:, 2:6])[0], **EXACT)
+    torch.testing.assert_close(output[0, 6:11], logits(model, ids[:, 6:11])[0], **EXACT)
+
+
+@by_case
+@by_architecture
+@pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_gaps_in_positions_are_honoured(case: Case, architecture: str, masked: bool, backend: str) -> None:
+    """A skip of positions stands for tokens that are not there: the same as having them and masking them out."""
+    model, ids = tiny.model(architecture, case.scheme), tiny.tokens(2, 16)
+    model.set_attn_implementation(backend)
+    kept = torch.tensor([0, 1, 2, 3, 4, 9, 10, 11, 15])
+    visible = torch.zeros(16, dtype=torch.bool)
+    visible[kept] = True
+    causal = torch.ones(16, 16, dtype=torch.bool) if architecture == "bert" else torch.ones(16, 16, dtype=torch.bool).tril()
+    whole_mask = (causal & visible)[None, None].expand(2, 1, -1, -1)
+    if backend == "eager":
+        whole_mask = torch.where(whole_mask, 0.0, torch.finfo(torch.float64).min)
+    whole = logits(model, ids, attention_mask=whole_mask)
+    inputs = {"attention_mask": torch.ones(2, len(kept), dtype=torch.long)} if masked else {}
+    skipped = logits(model, ids[:, kept], position_ids=kept[None].expand(2, -1), **inputs)
+    torch.testing.assert_close(skipped, whole[:, kept], **EXACT)
+
+
+@by_case
+@by_architecture
+def test_eager_equals_sdpa(case: Case, architecture: str) -> None:
+    model, ids = tiny.model(architecture, case.scheme), tiny.tokens(2, 13)
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    model.set_attn_implementation("eager")
+    eager, eager_padded = logits(model, ids), logits(model, ids, attention_mask=mask)
+    model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(logits(model, ids), eager, **EXACT)
+    torch.testing.assert_close(logits(model, ids, attention_mask=mask)[1, 5:], eager_padded[1, 5:], **EXACT)
+
+
+@by_case
+@by_architecture
+def test_gradients_of_eager_equal_sdpa(case: Case, architecture: str) -> None:
+    """The strided bias of the fast path and the dense one give the same gradients to every parameter."""
+    gradients = []
+    for backend in ("eager", "sdpa"):
+        model = tiny.model(architecture, case.scheme)
+        model.set_attn_implementation(backend)
+        model.train()(tiny.tokens(2, 13)).logits.square().mean().backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert any("position_scheme" in name for name in gradients[0]) == (
+        case.id in ("alibi-learned", "t5", "t5-per-layer", "learned+t5") or (architecture == "llama" and "learned" in case.id)
+    )
+    for name, gradient in gradients[0].items():
+        if gradient is None:
+            assert gradients[1][name] is None
+            continue
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@by_case
+@by_architecture
+@pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+def test_gradient_checkpointing_changes_no_gradient(case: Case, architecture: str, reentrant: bool) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny.model(architecture, case.scheme).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        model(tiny.tokens(2, 13), use_cache=False).logits.square().mean().backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@by_case
+@by_architecture
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_positions_are_not_narrowed_with_the_model(case: Case, architecture: str, dtype: torch.dtype) -> None:
+    """In half precision, far positions give what the same half-precision weights give in float64, to rounding.
+
+    bfloat16 cannot tell 300 from 301: positions or angles in it would be off by whole steps. The control moves the
+    positions by one, which must show above the rounding.
+    """
+    if not case.extends:
+        pytest.skip("ends with its table")
+    narrow = tiny.model(architecture, case.scheme, dtype)
+    wide = tiny.model(architecture, case.scheme, dtype).to(torch.float64)
+    ids, positions = tiny.tokens(1, 12), torch.arange(300, 312)[None]
+    positions = torch.cat([torch.arange(3)[None], positions[:, 3:]], 1)
+    rounding = (logits(narrow, ids, position_ids=positions).double() - logits(wide, ids, position_ids=positions)).abs().mean()
+    shifted = positions.clone()
+    shifted[:, 3:] += 1
+    step = (logits(wide, ids, position_ids=shifted) - logits(wide, ids, position_ids=positions)).abs().mean()
+    if case.id == "none" or case.id.startswith("t5"):
+        assert rounding < 0.02  # one bucket holds both distances
+    else:
+        assert rounding < 0.5 * step
+
+
+@by_case
+@by_architecture
+def test_runs_past_the_trained_length_or_says_why_not(case: Case, architecture: str) -> None:
+    model, ids = tiny.model(architecture, case.scheme), tiny.tokens(1, tiny.TRAINED_LENGTH + 9)
+    if case.extends:
+        output = logits(model, ids)
+        assert output.shape[1] == ids.shape[1]
+        assert output.isfinite().all()
+        return
+    for inputs in ({}, {"position_ids": torch.arange(ids.shape[1])[None]}):
+        with pytest.raises(ValueError, match=rf"length {ids.shape[1]}.*table serves {tiny.TRAINED_LENGTH} positions.*rope"):
+            logits(model, ids, **inputs)
+
+
+@by_case
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert-decoder"])
+def test_no_future_leaks(case: Case, architecture: str) -> None:
+    """Output i has no gradient to inputs after i."""
+    model = tiny.model(architecture, case.scheme)
+    embeddings = model.get_input_embeddings()(tiny.tokens(1, 9)).detach().requires_grad_()
+    output = model(inputs_embeds=embeddings).logits
+    for place in (0, 4, 7):
+        (gradient,) = torch.autograd.grad(output[0, place].sum(), embeddings, retain_graph=True)
+        assert gradient[0, place + 1 :].abs().max() == 0
+        assert gradient[0, : place + 1].abs().min(-1).values.max() > 0
+
+
+@by_case
+def test_all_key_heads_equal_to_grouped_ones(case: Case) -> None:
+    """Grouped-query attention gives what the same model with its key heads written out gives."""
+    grouped = tiny.model("llama", case.scheme)
+    whole = tiny.model("llama", case.scheme, num_key_value_heads=tiny.HEADS)
+    state = grouped.state_dict()
+    for name in state:
+        if "k_proj" in name or "v_proj" in name:
+            heads = state[name].view(2, -1, tiny.WIDTH)
+            state[name] = heads.repeat_interleave(2, 0).reshape(-1, tiny.WIDTH)
+    whole.load_state_dict(state)
+    ids = tiny.tokens(2, 13)
+    torch.testing.assert_close(logits(grouped, ids), logits(whole, ids), **EXACT)

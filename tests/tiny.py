@@ -1,0 +1,89 @@
+"""Tiny models with weights large enough that positions matter, and small helpers around them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertLMHeadModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+import hf_posenc
+
+VOCABULARY, WIDTH, LAYERS, HEADS, TRAINED_LENGTH, PAD = 61, 32, 3, 4, 48, 0
+
+
+def config(architecture: str, **changes: Any) -> Any:
+    common = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2}
+    if architecture == "gpt2":
+        sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": TRAINED_LENGTH}
+        dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        return GPT2Config(**{**common, **sizes, **dropout, **changes})
+    sizes = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 40,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "max_position_embeddings": TRAINED_LENGTH,
+    }
+    if architecture == "llama":
+        return LlamaConfig(**{**common, **sizes, "num_key_value_heads": 2, **changes})
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    decoder = {"is_decoder": True} if architecture == "bert-decoder" else {}
+    return BertConfig(**{**common, **sizes, **dropout, **decoder, **changes})
+
+
+HEADS_OF = {
+    "bert": BertForMaskedLM,
+    "bert-decoder": BertLMHeadModel,
+    "gpt2": GPT2LMHeadModel,
+    "llama": LlamaForCausalLM,
+}
+
+
+@torch.no_grad()
+def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """Weights far from their initialisation: zero biases and tables would hide mistakes."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in sorted(model.named_parameters()):
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        is_norm = "norm" in name.lower() or ".ln_" in name
+        values = 1 + 0.1 * noise if is_norm and name.endswith("weight") else 0.15 * noise
+        if "position_scheme" in name or name.endswith(("wpe.weight", "position_embeddings.weight")):
+            values = 0.6 * noise
+        if name.endswith("slopes"):
+            values = 0.2 + noise.abs()
+        parameter.copy_(values)
+    return model
+
+
+def model(architecture: str, scheme: Any = None, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Any:
+    """A tiny language model in eval mode; with no scheme, the stock one with the same weights in common."""
+    built = HEADS_OF[architecture](config(architecture, **changes)).to(torch.float64)
+    randomise(built, seed)
+    if scheme is not None:
+        hf_posenc.retrofit(built, scheme)
+        scheme_parameters = torch.nn.ModuleList(
+            module for name, module in built.named_modules() if name.endswith("position_scheme")
+        )
+        fresh = randomise(copy.deepcopy(scheme_parameters), seed + 1)
+        with torch.no_grad():
+            for target, source in zip(scheme_parameters.parameters(), fresh.parameters(), strict=True):
+                target.copy_(source if source.dim() > 1 else 0.2 + source.abs())
+    return built.to(dtype).eval()
+
+
+def tokens(rows: int = 2, length: int = 12, seed: int = 0) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def base_of(built: Any) -> Any:
+    return built.base_model
