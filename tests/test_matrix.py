@@ -10,7 +10,6 @@ import torch
 from cases import ARCHITECTURES, CASES, DECODERS, Case
 from transformers import DynamicCache, StaticCache
 
-EXACT = {"rtol": 0, "atol": 1e-10}  # float64 models; sums are taken in another order
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 by_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 by_decoder = pytest.mark.parametrize("architecture", DECODERS)
@@ -23,6 +22,14 @@ def logits(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
 
 def differs(model: Any, changed: Any, ids: torch.Tensor) -> bool:
     return (logits(model, ids) - logits(changed, ids)).abs().max().item() > 1e-3
+
+
+def padded_model(architecture: str, case: Case, backend: str) -> Any:
+    """In float32 for LLaMA's eager attention, whose float32 softmax turns the padding of a float64 mask into NaN."""
+    dtype = torch.float32 if architecture == "llama" and backend == "eager" else torch.float64
+    model = tiny.model(architecture, case.scheme, dtype)
+    model.set_attn_implementation(backend)
+    return model
 
 
 @by_case
@@ -46,7 +53,7 @@ def test_cached_decoding_equals_full_forward(case: Case, architecture: str, kind
     steps = [logits(model, ids[:, :5], past_key_values=cache, use_cache=True)]
     for start, stop in [(5, 6), (6, 7), (7, 10), (10, 11), (11, 12), (12, 13), (13, 14)]:
         steps.append(logits(model, ids[:, start:stop], past_key_values=cache, use_cache=True))
-    torch.testing.assert_close(torch.cat(steps, 1), full, **EXACT)
+    torch.testing.assert_close(torch.cat(steps, 1), full, **tiny.same(architecture))
 
 
 @by_case
@@ -66,8 +73,8 @@ def test_left_padded_cached_decoding_equals_each_row_alone(case: Case, architect
         explicit = {"position_ids": mask[:, :stop].cumsum(-1)[:, -1:] - 1} if stop % 2 else {}
         outputs.append(logits(model, step, attention_mask=mask[:, :stop], past_key_values=cache, use_cache=True, **explicit))
     together = torch.cat(outputs, 1)
-    torch.testing.assert_close(together[0, 3:], logits(model, padded[:1, 3:])[0], **EXACT)
-    torch.testing.assert_close(together[1], logits(model, padded[1:])[0], **EXACT)
+    torch.testing.assert_close(together[0, 3:], logits(model, padded[:1, 3:])[0], **tiny.same(architecture))
+    torch.testing.assert_close(together[1], logits(model, padded[1:])[0], **tiny.same(architecture))
 
 
 @by_case
@@ -78,8 +85,7 @@ def test_left_padded_cached_decoding_equals_each_row_alone(case: Case, architect
 def test_padded_rows_equal_each_row_alone(
     case: Case, architecture: str, side: str, explicit: bool, backend: str
 ) -> None:
-    model, short, long = tiny.model(architecture, case.scheme), tiny.tokens(1, 7), tiny.tokens(1, 11, seed=1)
-    model.set_attn_implementation(backend)
+    model, short, long = padded_model(architecture, case, backend), tiny.tokens(1, 7), tiny.tokens(1, 11, seed=1)
     filler, ones = torch.full((1, 4), tiny.PAD), torch.ones(1, 7, dtype=torch.long)
     parts = [filler, short] if side == "left" else [short, filler]
     masks = [filler * 0, ones] if side == "left" else [ones, filler * 0]
@@ -90,8 +96,8 @@ def test_padded_rows_equal_each_row_alone(
         inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
     output = logits(model, batch, **inputs)
     row = output[0, 4:] if side == "left" else output[0, :7]
-    torch.testing.assert_close(row, logits(model, short)[0], **EXACT)
-    torch.testing.assert_close(output[1], logits(model, long)[0], **EXACT)
+    torch.testing.assert_close(row, logits(model, short)[0], **tiny.same(architecture))
+    torch.testing.assert_close(output[1], logits(model, long)[0], **tiny.same(architecture))
 
 
 @by_case
@@ -107,7 +113,7 @@ def test_packed_documents_equal_each_alone(case: Case, architecture: str, use_ca
     for row, spans in enumerate(cuts):
         for start, stop in spans:
             alone = logits(model, ids[row : row + 1, start:stop])[0]
-            torch.testing.assert_close(output[row, start:stop], alone, **EXACT)
+            torch.testing.assert_close(output[row, start:stop], alone, **tiny.same(architecture))
 
 
 @by_case
@@ -117,8 +123,8 @@ def test_packed_and_padded_documents_equal_each_alone(case: Case, architecture: 
     positions = torch.tensor([[0, 0, 0, 1, 2, 3, 0, 1, 2, 3, 4, 0]])
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]])
     output = logits(model, ids, position_ids=positions, attention_mask=mask)
-    torch.testing.assert_close(output[0, 2:6], logits(model, ids[:, 2:6])[0], **EXACT)
-    torch.testing.assert_close(output[0, 6:11], logits(model, ids[:, 6:11])[0], **EXACT)
+    torch.testing.assert_close(output[0, 2:6], logits(model, ids[:, 2:6])[0], **tiny.same(architecture))
+    torch.testing.assert_close(output[0, 6:11], logits(model, ids[:, 6:11])[0], **tiny.same(architecture))
 
 
 @by_case
@@ -135,24 +141,23 @@ def test_gaps_in_positions_are_honoured(case: Case, architecture: str, masked: b
     causal = torch.ones(16, 16, dtype=torch.bool) if architecture == "bert" else torch.ones(16, 16, dtype=torch.bool).tril()
     whole_mask = (causal & visible)[None, None].expand(2, 1, -1, -1)
     if backend == "eager":
-        whole_mask = torch.where(whole_mask, 0.0, torch.finfo(torch.float64).min)
+        whole_mask = tiny.additive(whole_mask)
     whole = logits(model, ids, attention_mask=whole_mask)
     inputs = {"attention_mask": torch.ones(2, len(kept), dtype=torch.long)} if masked else {}
     skipped = logits(model, ids[:, kept], position_ids=kept[None].expand(2, -1), **inputs)
-    torch.testing.assert_close(skipped, whole[:, kept], **EXACT)
+    torch.testing.assert_close(skipped, whole[:, kept], **tiny.same(architecture))
 
 
 @by_case
 @by_architecture
 def test_eager_equals_sdpa(case: Case, architecture: str) -> None:
-    model, ids = tiny.model(architecture, case.scheme), tiny.tokens(2, 13)
+    model, ids = padded_model(architecture, case, "eager"), tiny.tokens(2, 13)
     mask = torch.ones_like(ids)
     mask[1, :5] = 0
-    model.set_attn_implementation("eager")
     eager, eager_padded = logits(model, ids), logits(model, ids, attention_mask=mask)
     model.set_attn_implementation("sdpa")
-    torch.testing.assert_close(logits(model, ids), eager, **EXACT)
-    torch.testing.assert_close(logits(model, ids, attention_mask=mask)[1, 5:], eager_padded[1, 5:], **EXACT)
+    torch.testing.assert_close(logits(model, ids), eager, **tiny.same(architecture))
+    torch.testing.assert_close(logits(model, ids, attention_mask=mask)[1, 5:], eager_padded[1, 5:], **tiny.same(architecture))
 
 
 @by_case
@@ -172,7 +177,7 @@ def test_gradients_of_eager_equal_sdpa(case: Case, architecture: str) -> None:
         if gradient is None:
             assert gradients[1][name] is None
             continue
-        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(gradient, gradients[1][name], **tiny.same(architecture), msg=lambda text, n=name: f"{n}: {text}")
 
 
 @by_case
@@ -188,7 +193,7 @@ def test_gradient_checkpointing_changes_no_gradient(case: Case, architecture: st
         model(tiny.tokens(2, 13), use_cache=False).logits.square().mean().backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(gradient, gradients[1][name], **tiny.same(architecture), msg=lambda text, n=name: f"{n}: {text}")
 
 
 @by_case
@@ -197,23 +202,20 @@ def test_gradient_checkpointing_changes_no_gradient(case: Case, architecture: st
 def test_positions_are_not_narrowed_with_the_model(case: Case, architecture: str, dtype: torch.dtype) -> None:
     """In half precision, far positions give what the same half-precision weights give in float64, to rounding.
 
-    bfloat16 cannot tell 300 from 301: positions or angles in it would be off by whole steps. The control moves the
-    positions by one, which must show above the rounding.
+    The control computes with the positions rounded to the model's dtype, which tells no neighbours apart at 5,000.
     """
     if not case.extends:
         pytest.skip("ends with its table")
     narrow = tiny.model(architecture, case.scheme, dtype)
     wide = tiny.model(architecture, case.scheme, dtype).to(torch.float64)
-    ids, positions = tiny.tokens(1, 12), torch.arange(300, 312)[None]
-    positions = torch.cat([torch.arange(3)[None], positions[:, 3:]], 1)
-    rounding = (logits(narrow, ids, position_ids=positions).double() - logits(wide, ids, position_ids=positions)).abs().mean()
-    shifted = positions.clone()
-    shifted[:, 3:] += 1
-    step = (logits(wide, ids, position_ids=shifted) - logits(wide, ids, position_ids=positions)).abs().mean()
-    if case.id == "none" or case.id.startswith("t5"):
-        assert rounding < 0.02  # one bucket holds both distances
-    else:
-        assert rounding < 0.5 * step
+    ids, positions = tiny.tokens(1, 12), torch.arange(5000, 5012)[None]
+    mask = torch.ones(1, 1, 12, 12, dtype=torch.bool)
+    mask = mask if architecture == "bert" else mask.tril()
+    true = logits(wide, ids, position_ids=positions, attention_mask=mask)
+    rounding = (logits(narrow, ids, position_ids=positions, attention_mask=mask).double() - true).abs().mean()
+    coarse = (logits(wide, ids, position_ids=positions.to(dtype).long(), attention_mask=mask) - true).abs().mean()
+    assert rounding < 0.02 * true.abs().mean()
+    assert case.id == "none" or rounding < 0.5 * coarse
 
 
 @by_case
@@ -255,4 +257,4 @@ def test_all_key_heads_equal_to_grouped_ones(case: Case) -> None:
             state[name] = heads.repeat_interleave(2, 0).reshape(-1, tiny.WIDTH)
     whole.load_state_dict(state)
     ids = tiny.tokens(2, 13)
-    torch.testing.assert_close(logits(grouped, ids), logits(whole, ids), **EXACT)
+    torch.testing.assert_close(logits(grouped, ids), logits(whole, ids), **tiny.same("llama"))

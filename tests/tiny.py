@@ -87,3 +87,16 @@ def tokens(rows: int = 2, length: int = 12, seed: int = 0) -> torch.Tensor:
 
 def base_of(built: Any) -> Any:
     return built.base_model
+
+
+def same(architecture: str) -> dict[str, float]:
+    """Tolerances between two float64 runs that take their sums in another order.
+
+    LLaMA computes its norms, and its eager softmax, in float32 whatever the model is: there it is float32 rounding.
+    """
+    return {"rtol": 0, "atol": 3e-6 if architecture == "llama" else 1e-10}
+
+
+def additive(visible: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """A mask to add to the logits: 0 where there is something to see, the lowest number elsewhere."""
+    return torch.where(visible, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)

@@ -72,7 +72,9 @@ class Rope(Scheme):
             standardize_rope_params=lambda: None,
         )
         try:
-            return ROPE_INIT_FUNCTIONS[kind](config, device, seq_len=length)
+            # A tensor, as transformers' own rotary modules pass it: the arithmetic on it is then the same to the bit.
+            tensor = None if length is None else torch.tensor(length, device=device)
+            return ROPE_INIT_FUNCTIONS[kind](config, device, seq_len=tensor)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"rope: scaling of rope_type {kind!r} is incomplete or malformed: {error!r}") from error
 

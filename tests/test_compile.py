@@ -1,0 +1,111 @@
+"""torch.compile(fullgraph=True), torch.export and flex_attention, against the plain forward."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from cases import CASES, Case
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on CPU needs a C++ compiler (g++)")
+
+
+def sampled(*kept: tuple[str, str], architectures: tuple[str, ...] = ("bert", "gpt2", "llama")) -> Any:
+    """All cases on all architectures, of which `make test` runs the ones kept."""
+    rows = []
+    for case in CASES:
+        for architecture in architectures:
+            marks = [] if (case.id, architecture) in kept else [pytest.mark.full]
+            rows.append(pytest.param(case, architecture, id=f"{architecture}-{case.id}", marks=marks))
+    return pytest.mark.parametrize(("case", "architecture"), rows)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+@needs_compiler
+@sampled(("rope", "llama"), ("t5", "gpt2"), ("alibi", "bert"), ("learned", "gpt2"), ("sinusoidal+rope+alibi", "llama"))
+def test_compiled_fullgraph_equals_plain(case: Case, architecture: str) -> None:
+    model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    packed = torch.cat([torch.arange(5), torch.arange(7)])[None].expand(2, -1)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        for inputs in ({}, {"attention_mask": mask}, {"position_ids": packed}):
+            expected = model(ids, use_cache=False, **inputs).logits
+            found = compiled(ids, use_cache=False, **inputs).logits
+            visible = slice(4, None) if "attention_mask" in inputs else slice(None)
+            torch.testing.assert_close(found[:, visible], expected[:, visible], rtol=0, atol=1e-5)
+
+
+@needs_compiler
+@sampled(("t5", "llama"), ("rope", "gpt2"), ("alibi", "bert"))
+def test_compiled_training_step_equals_plain(case: Case, architecture: str) -> None:
+    gradients = []
+    for compiled in (False, True):
+        model = tiny.model(architecture, case.scheme, torch.float32).train()
+        run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+        run(tiny.tokens(2, 12), use_cache=False).logits.square().mean().backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        if gradient is not None:
+            torch.testing.assert_close(gradients[1][name], gradient, rtol=0, atol=1e-5)
+
+
+@needs_compiler
+@sampled(("rope", "llama"), ("t5", "gpt2"), architectures=("gpt2", "llama"))
+def test_compiled_static_decoding_equals_dynamic(case: Case, architecture: str) -> None:
+    """generate() with a static cache compiles the decoding step; padded rows, so that positions differ by row."""
+    model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 8)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    ids[0, :3] = tiny.PAD
+    settings = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(ids, **settings)
+    from transformers import CompileConfig
+
+    compiling = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    compiled = model.generate(ids, **settings, cache_implementation="static", compile_config=compiling)
+    assert torch.equal(compiled, plain)
+
+
+@sampled(("rope", "llama"), ("t5", "gpt2"), ("alibi", "bert"), ("sinusoidal", "bert"), ("learned", "gpt2"))
+def test_exported_program_equals_plain(case: Case, architecture: str) -> None:
+    model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 12)
+    with torch.no_grad():
+        program = torch.export.export(model, (ids,), {"use_cache": False}, strict=False)
+        torch.testing.assert_close(
+            program.module()(ids, use_cache=False).logits, model(ids, use_cache=False).logits, rtol=0, atol=1e-5
+        )
+
+
+@needs_compiler
+@sampled(("rope", "gpt2"), ("t5", "llama"), ("alibi", "bert"), ("alternating", "llama"))
+def test_flex_equals_sdpa(case: Case, architecture: str) -> None:
+    model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    packed = torch.cat([torch.arange(5), torch.arange(7)])[None].expand(2, -1)
+    variants = [{}, {"attention_mask": mask}, {"position_ids": packed}]
+    with torch.no_grad():
+        expected = [model(ids, **inputs).logits for inputs in variants]
+        model.set_attn_implementation("flex_attention")
+        for inputs, wanted in zip(variants, expected, strict=True):
+            visible = slice(4, None) if "attention_mask" in inputs else slice(None)
+            torch.testing.assert_close(model(ids, **inputs).logits[:, visible], wanted[:, visible], rtol=0, atol=2e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("scheme", "architecture"), [("t5", "llama"), ("rope", "gpt2")])
+def test_flex_decodes_from_a_cache(scheme: str, architecture: str) -> None:
+    model, ids = tiny.model(architecture, scheme, torch.float32), tiny.tokens(2, 8)
+    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(ids, **settings)
+    model.set_attn_implementation("flex_attention")
+    assert torch.equal(model.generate(ids, **settings), expected)

@@ -1,0 +1,252 @@
+"""Every scheme equals an oracle that nobody here wrote, forward and gradient, in float64; each check has a control."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oracles
+import pytest
+import tiny
+import torch
+from cases import ARCHITECTURES
+from transformers import BertModel, RoFormerConfig, RoFormerModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+import hf_posenc
+
+LENGTH = 14
+by_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+def compare(architecture: str, model: Any, stock: Any, expected: torch.Tensor, ids: torch.Tensor, atol: float) -> None:
+    """Logits, and gradients of all parameters that the two models have in common."""
+    logits = model(ids).logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=atol)
+    ours, theirs = oracles.gradients(model, logits), oracles.gradients(stock, expected)
+    for name in theirs.keys() & ours.keys():
+        if "wpe" in name or "position_embeddings" in name:
+            continue
+        scale = theirs[name].abs().max().clamp(min=1)
+        torch.testing.assert_close(ours[name] / scale, theirs[name] / scale, rtol=0, atol=atol, msg=lambda t, n=name: f"{n}: {t}")
+
+
+def tolerance(architecture: str) -> float:
+    return tiny.same(architecture)["atol"] * 10  # eager against sdpa, and many layers of gradient
+
+
+@by_architecture
+@pytest.mark.parametrize("heads", [4, 6])
+def test_alibi_equals_stock_with_bloom_slopes(architecture: str, heads: int) -> None:
+    ids = tiny.tokens(2, LENGTH)
+    bias = oracles.bloom_alibi(4, LENGTH)
+    stock, expected = oracles.with_bias(architecture, ids, bias)
+    # BLOOM computes its slopes in float32, ours are exact: 6e-8 apart, which the layers enlarge.
+    compare(architecture, tiny.model(architecture, "alibi"), stock, expected, ids, max(tolerance(architecture), 2e-6))
+    _, perturbed = oracles.with_bias(architecture, ids, bias * 1.01)
+    assert (perturbed - expected).abs().max() > 1e-4
+    from hf_posenc.schemes.alibi import alibi_slopes
+
+    theirs = -oracles.bloom_alibi(heads, 2)[0, :, 0, 1]
+    torch.testing.assert_close(torch.tensor(alibi_slopes(heads), dtype=torch.float64), theirs, rtol=0, atol=6e-8)
+
+
+@by_architecture
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-layer"])
+def test_t5_equals_stock_with_t5_own_bias(architecture: str, shared: bool) -> None:
+    ids, buckets, max_distance = tiny.tokens(2, LENGTH), 8, 10
+    scheme = {"type": "t5", "num_buckets": buckets, "max_distance": max_distance, "shared": shared}
+    model = tiny.model(architecture, scheme)
+    oracle = oracles.t5_attention(4, buckets, max_distance, bidirectional=architecture == "bert")
+    tables = [module for name, module in model.named_modules() if type(module).__name__ == "BucketTable"]
+    assert len(tables) == (1 if shared else tiny.LAYERS)
+    with torch.no_grad():
+        for table in tables:
+            table.weight.copy_(tables[0].weight)
+        oracle.relative_attention_bias.weight.copy_(tables[0].weight)
+    stock, expected = oracles.with_bias(architecture, ids, oracle.compute_bias(LENGTH, LENGTH))
+    compare(architecture, model, stock, expected, ids, tolerance(architecture))
+
+    theirs = oracle.relative_attention_bias.weight.grad
+    ours = sum(table.weight.grad for table in tables)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance(architecture) * theirs.abs().max().item())
+    assert theirs.abs().max() > 1e-2
+    with torch.no_grad():
+        oracle.relative_attention_bias.weight[1] += 0.05
+    _, perturbed = oracles.with_bias(architecture, ids, oracle.compute_bias(LENGTH, LENGTH))
+    assert (perturbed - expected).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (64, 300), (7, 9), (4, 3)])
+def test_t5_buckets_equal_t5_own_at_every_distance(bidirectional: bool, buckets: int, max_distance: int) -> None:
+    from hf_posenc.schemes.t5 import distance_buckets
+
+    oracle = oracles.t5_attention(4, buckets, max_distance, bidirectional)
+    distances = torch.arange(-3000, 3001)
+    theirs = oracle._relative_position_bucket(distances, bidirectional, buckets, max_distance)
+    assert torch.equal(distance_buckets(distances, buckets, max_distance, bidirectional), theirs)
+
+
+@by_architecture
+def test_sinusoidal_equals_stock_with_distilbert_table(architecture: str) -> None:
+    ids, table = tiny.tokens(2, LENGTH), oracles.distilbert_table(tiny.TRAINED_LENGTH)
+    stock, expected = oracles.embedded(architecture, ids, table)
+    # DistilBERT rounds its table to float32; ours is float64 in a float64 model.
+    compare(architecture, tiny.model(architecture, "sinusoidal"), stock, expected, ids, max(tolerance(architecture), 2e-6))
+    _, perturbed = oracles.embedded(architecture, ids, table * 1.01)
+    assert (perturbed - expected).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("width", [7, 32, 33])
+def test_sinusoids_of_any_width_equal_a_loop(width: int) -> None:
+    from hf_posenc.schemes.sinusoidal import sinusoids
+
+    for layout in ("interleaved", "halves"):
+        table = sinusoids(torch.arange(40), width, 10000.0, layout, torch.float64)
+        for position in (0, 1, 17, 39):
+            angles = [position / 10000 ** (2 * pair / width) for pair in range((width + 1) // 2)]
+            expected = torch.zeros(width, dtype=torch.float64)
+            for feature in range(width):
+                sines = (width + 1) // 2
+                if layout == "interleaved":
+                    wave, pair = (torch.sin, feature // 2) if feature % 2 == 0 else (torch.cos, feature // 2)
+                else:
+                    wave, pair = (torch.sin, feature) if feature < sines else (torch.cos, feature - sines)
+                expected[feature] = wave(torch.tensor(angles[pair], dtype=torch.float64))
+            torch.testing.assert_close(table[position], expected, rtol=0, atol=1e-12)
+
+
+@by_architecture
+def test_rope_equals_stock_turned_by_llama_own_functions(architecture: str) -> None:
+    ids = tiny.tokens(2, LENGTH)
+    with oracles.rotating_attention(architecture, LENGTH) as stock:
+        mask = oracles.causal_mask(architecture, LENGTH).expand(2, -1, -1, -1)
+        expected = stock(ids, attention_mask=mask).logits
+        compare(architecture, tiny.model(architecture, "rope"), stock, expected, ids, tolerance(architecture))
+    other = tiny.model(architecture, {"type": "rope", "theta": 9900.0})(ids).logits
+    assert (other - expected).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "rope_parameters",
+    [
+        {"rope_type": "default", "rope_theta": 500000.0},
+        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+        {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 12},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 24,
+        },
+        {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+        {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "factor": 2.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.5, 2.0, 2.5, 3.0],
+            "original_max_position_embeddings": 24,
+        },
+    ],
+    ids=lambda parameters: parameters["rope_type"],
+)
+@pytest.mark.parametrize("length", [20, 60])
+def test_rope_on_llama_is_the_checkpoints_own_to_the_bit(rope_parameters: Any, dtype: torch.dtype, length: int) -> None:
+    stock = tiny.model("llama", dtype=dtype, rope_parameters=dict(rope_parameters))
+    stock.model.rotary_emb = LlamaRotaryEmbedding(stock.config)  # as loaded: .to(dtype) has narrowed its frequencies
+    ids = tiny.tokens(2, length)
+    with torch.no_grad():
+        expected = stock(ids, use_cache=False).logits
+        assert torch.equal(hf_posenc.retrofit(stock, "rope")(ids, use_cache=False).logits, expected)
+        hf_posenc.restore(stock)
+        other = hf_posenc.retrofit(stock, {"type": "rope", "theta": 3000.0})(ids, use_cache=False).logits
+    assert not torch.equal(other, expected)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "bert", "bert-decoder"])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_learned_on_a_model_with_a_table_is_stock_to_the_bit(architecture: str, backend: str) -> None:
+    stock, ids = tiny.model(architecture, dtype=torch.float32), tiny.tokens(2, LENGTH)
+    stock.set_attn_implementation(backend)
+    mask = torch.ones_like(ids)
+    mask[1, -4:] = 0
+    with torch.no_grad():
+        expected = [stock(ids).logits, stock(ids, attention_mask=mask).logits]
+        hf_posenc.retrofit(stock, "learned")
+        found = [stock(ids).logits, stock(ids, attention_mask=mask).logits]
+    assert all(map(torch.equal, found, expected))
+
+
+def test_learned_on_llama_equals_stock_given_the_sum() -> None:
+    ids, model = tiny.tokens(2, LENGTH), tiny.model("llama", "learned")
+    stock, expected = oracles.embedded("llama", ids, model.model.position_scheme[0].weight)
+    compare("llama", model, stock, expected, ids, tolerance("llama"))
+
+
+@by_architecture
+def test_none_equals_stock_without_its_positions(architecture: str) -> None:
+    ids, stock = tiny.tokens(2, LENGTH), oracles.silent_stock(architecture)
+    compare(architecture, tiny.model(architecture, "none"), stock, stock(ids).logits, ids, tolerance(architecture))
+
+
+def test_none_makes_an_encoder_blind_to_order() -> None:
+    ids, order = tiny.tokens(1, LENGTH), torch.randperm(LENGTH)
+    model = tiny.model("bert", "none")
+    torch.testing.assert_close(model(ids[:, order]).logits, model(ids).logits[:, order], rtol=0, atol=1e-10)
+
+
+def test_interleaved_rope_on_bert_is_roformer() -> None:
+    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
+    roformer = RoFormerModel(RoFormerConfig(**sizes, embedding_size=32, max_position_embeddings=64)).eval()
+    tiny.randomise(roformer)
+    table = roformer.encoder.embed_positions.weight
+    with torch.no_grad():
+        places = torch.arange(table.shape[0], dtype=torch.float64)[:, None]
+        angles = places / 10000 ** (torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+        table.copy_(torch.cat([angles.sin(), angles.cos()], 1))
+    model = BertModel(tiny.config("bert", position_scheme={"type": "rope", "layout": "interleaved"})).eval()
+    missing, unexpected = model.load_state_dict(roformer.state_dict(), strict=False)
+    assert {name.split(".")[0] for name in missing} <= {"pooler"}, missing
+    assert unexpected == ["encoder.embed_positions.weight"]
+    ids = tiny.tokens(2, LENGTH)
+    with torch.no_grad():
+        expected = roformer(ids).last_hidden_state
+        # float32 on both sides: angles of ours are float32 products, RoFormer's table is rounded from float64.
+        torch.testing.assert_close(model(ids).last_hidden_state, expected, rtol=0, atol=5e-6)
+        halves = hf_posenc.retrofit(tiny.HEADS_OF["bert"](tiny.config("bert")), "rope").bert.eval()
+        halves.load_state_dict(roformer.state_dict(), strict=False)
+        assert (halves(ids).last_hidden_state - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("how", ["interpolate", "tile", "hierarchical"])
+@pytest.mark.parametrize("architecture", ["gpt2", "bert"])
+def test_extended_tables_equal_a_loop(architecture: str, how: str) -> None:
+    model, rows, longer = tiny.model(architecture), tiny.TRAINED_LENGTH, 2 * tiny.TRAINED_LENGTH
+    own = model.transformer.wpe if architecture == "gpt2" else model.bert.embeddings.position_embeddings
+    weight = own.weight.detach().clone()
+    expected = torch.zeros(longer, tiny.WIDTH, dtype=torch.float64)
+    for position in range(longer):
+        if how == "tile":
+            expected[position] = weight[position % rows]
+        elif how == "interpolate":
+            place = position * (rows - 1) / (longer - 1)
+            low, high = int(place), min(int(place) + 1, rows - 1)
+            expected[position] = weight[low] * (1 - (place - low)) + weight[high] * (place - low)
+        else:
+            base = [(row - 0.4 * weight[0]) / 0.6 for row in weight]
+            expected[position] = 0.4 * base[position // rows] + 0.6 * base[position % rows]
+    hf_posenc.retrofit(model, {"type": "learned", "max_positions": longer, "extend": how})
+    found = own(torch.arange(longer)[None])[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 if how == "interpolate" else 1e-12)
+    if how != "interpolate":
+        assert torch.equal(found[:rows], weight)
+    assert model(tiny.tokens(1, longer)).logits.isfinite().all()
+    with pytest.raises(ValueError, match=f"length {longer + 1}.*serves {longer} positions"):
+        model(tiny.tokens(1, longer + 1))
+    hf_posenc.restore(model)
+    assert type(own) is torch.nn.Embedding
+    assert torch.equal(own.weight, weight)
