@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,13 +118,15 @@ def positioned_attention(
     query = turned(query, schemes_at("rotate", module, posenc))
     terms = [scheme("score", prepared, part) for scheme, prepared, part in schemes_at("score", module, posenc)]
     stock = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
-    if not terms:
+    if not terms and backend != "flex_attention":
         if is_flash_attention_requested(requested_attention_implementation=backend):
             if not posenc.packed:  # flash reads documents off position_ids, and would take gaps for them
                 kwargs.pop("position_ids", None)
             module = _with_real_config(module, config)
         return stock(module, query, key, value, attention_mask, **kwargs)
 
+    if not terms:
+        return flex(module, query, key, value, attention_mask, None, posenc, **kwargs)
     refuse_backend(backend, [type(scheme) for scheme, _, _ in schemes_at("score", module, posenc)])
     if key.shape[2] != posenc.key_length:
         raise ValueError(
@@ -215,14 +218,14 @@ def flex(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: Any,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     posenc: Positions,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """flex_attention with a score_mod that reads the values by distance."""
-    from torch.nn.attention.flex_attention import BlockMask
+    """flex_attention with a score_mod that reads the values by distance, and a mask that may be a plain tensor."""
+    from torch.nn.attention.flex_attention import BlockMask, flex_attention
     from transformers.integrations.flex_attention import compile_friendly_flex_attention
 
     if dropout > 0:
@@ -234,22 +237,23 @@ def flex(
     added = None if block_mask is not None else attention_mask
     if added is not None and added.dtype == torch.bool:
         added = torch.where(added, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
-    last_query, uniform, rows = query.shape[2] - 1, posenc.uniform, values.shape[1]
-    values = values.to(query.dtype)
+    uniform, last_query = posenc.uniform, query.shape[2] - 1
+    if values is not None:
+        values = values.to(query.dtype)
+        if not uniform:
+            values = values.expand(-1, query.shape[0], -1, -1)
 
     def score_mod(score: Any, row: Any, head: Any, q: Any, k: Any) -> Any:
-        if uniform:
-            score = score + values[head, k - q + last_query]
-        else:
-            score = score + values[head, row if rows > 1 else 0, q, k]
+        if values is not None:
+            score = score + (values[head, k - q + last_query] if uniform else values[head, row, q, k])
         return score if added is None else score + added[row, 0, q, k]
 
-    output_BHQD = compile_friendly_flex_attention(
+    on_cpu = query.device.type == "cpu"  # torch 2.13's CPU kernels fail to compile where lengths change between calls
+    output_BHQD = (flex_attention if on_cpu else partial(compile_friendly_flex_attention, training=module.training))(
         query,
         key,
         value,
-        training=module.training,
-        score_mod=score_mod,
+        score_mod=None if values is None and added is None else score_mod,
         block_mask=block_mask,
         enable_gqa=query.shape[1] != key.shape[1],
         scale=scaling,

@@ -41,6 +41,7 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
     rows = tokens.numel() // max(num_queries, 1)
     mask, given = inputs.get("attention_mask"), inputs.get("position_ids")
     padding = mask.reshape(rows, -1).bool() if isinstance(mask, torch.Tensor) and mask.dim() < 4 else None
+    visible_BK = padding if padding is not None else _seen_by_any(mask)
     cache = self_attention_cache(inputs.get("past_key_values"))
     seen = _seen(cache)
     first_call = isinstance(seen, int) and seen == 0
@@ -51,7 +52,8 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
         order, by_slot = Order.STEADY, True
     else:
         queries_BQ = given.reshape(-1, num_queries)
-        order, by_slot = _survey(queries_BQ, slots_BQ, padding)
+        real_BQ = None if visible_BK is None else _at_slots(visible_BK, seen, num_queries)
+        order, by_slot = _survey(queries_BQ, slots_BQ, real_BQ)
         by_slot = by_slot and first_call  # of keys in a cache, only the padding mask knows
     _refuse_irregular_cache(cache, seen, order, needs_distances)
 
@@ -59,7 +61,7 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
     if by_slot or not needs_distances:
         distances = torch.arange(num_queries + key_length - 1, device=tokens.device) - (num_queries - 1) - seen
     else:
-        keys_BK = _key_positions(queries_BQ, mask, padding, seen, first_call, key_length)
+        keys_BK = _key_positions(queries_BQ, visible_BK, seen, first_call, key_length)
         distances = keys_BK[:, None, :] - queries_BQ[:, :, None]
     if given is not None and first_call and (mask is None or padding is not None):
         mask = _separate(order, queries_BQ.expand(rows, -1), mask, padding, config, causal, dtype)
@@ -111,16 +113,28 @@ def _leading_padding(padding: torch.Tensor) -> torch.Tensor:
     return (padding.cumsum(-1) == 0).sum(-1, keepdim=True)
 
 
-def _survey(queries: torch.Tensor, slots: torch.Tensor, padding: torch.Tensor | None) -> tuple[Order, bool]:
+def _seen_by_any(mask: Any) -> torch.Tensor | None:
+    """(B, K): the keys that a 4D mask shows to at least one query. generate() prepares such masks for static caches."""
+    if not isinstance(mask, torch.Tensor):
+        return None
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return visible.any(1).any(1)
+
+
+def _at_slots(visible_BK: torch.Tensor, seen: int | torch.Tensor, num_queries: int) -> torch.Tensor:
+    slots = torch.arange(num_queries, device=visible_BK.device) + seen
+    return visible_BK.index_select(1, slots)
+
+
+def _survey(queries: torch.Tensor, slots: torch.Tensor, real: torch.Tensor | None) -> tuple[Order, bool]:
     """How explicit positions run, and whether they run along with the slots. Reads three flags off the device."""
     if queries.shape[-1] == 1:
         return Order.STEADY, True
     if torch.compiler.is_compiling():
         return Order.UNKNOWN, False
-    real = torch.ones_like(queries, dtype=torch.bool)
-    if padding is not None:
-        real = padding[:, -queries.shape[-1] :]
-        queries = queries.expand(real.shape[0], -1)
+    if real is None:
+        real = torch.ones_like(queries, dtype=torch.bool)
+    queries = queries.expand(real.shape[0], -1)
 
     def constant(shift: torch.Tensor) -> torch.Tensor:
         low = shift.masked_fill(~real, torch.iinfo(shift.dtype).max).amin(-1)
@@ -158,20 +172,16 @@ def _refuse_irregular_cache(cache: Any, seen: Any, order: Order, needs_distances
 
 
 def _key_positions(
-    queries: torch.Tensor, mask: Any, padding: torch.Tensor | None, seen: Any, first_call: bool, key_length: int
+    queries: torch.Tensor, visible_BK: torch.Tensor | None, seen: Any, first_call: bool, key_length: int
 ) -> torch.Tensor:
-    """(B, K). On a first call keys are the queries; later, a key's place is its count among the unpadded ones."""
+    """(B, K). On a first call keys are the queries; later, a key's place is its count among the visible ones."""
     pad = torch.nn.functional.pad
     if first_call:
         return pad(queries, (0, key_length - queries.shape[-1]))
-    if padding is not None:
-        visible = pad(padding[:, :key_length], (0, max(key_length - padding.shape[-1], 0)))
-    elif isinstance(mask, torch.Tensor):  # prepared for a static cache: its last row shows what there is to see
-        last = mask[:, 0, -1, :]
-        visible = last if last.dtype == torch.bool else last > torch.finfo(last.dtype).min / 2
-    else:
-        visible = torch.ones(1, key_length, dtype=torch.bool, device=queries.device)
-    counts = visible.cumsum(-1)
+    if visible_BK is None:
+        visible_BK = torch.ones(1, key_length, dtype=torch.bool, device=queries.device)
+    visible_BK = pad(visible_BK[:, :key_length], (0, max(key_length - visible_BK.shape[-1], 0)))
+    counts = visible_BK.cumsum(-1)
     first_query = torch.as_tensor(seen, device=queries.device).view(1)
     return counts - counts.index_select(1, first_query) + queries[:, :1]
 
