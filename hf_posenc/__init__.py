@@ -1,9 +1,9 @@
 """Change the positional encoding of BERT, GPT-2 and LLaMA checkpoints through one config field.
 
-    import hf_posenc
-    from transformers import AutoModelForCausalLM
+import hf_posenc
+from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained("openai-community/gpt2", position_scheme="rope")
+model = AutoModelForCausalLM.from_pretrained("openai-community/gpt2", position_scheme="rope")
 """
 
 from __future__ import annotations

@@ -14,15 +14,18 @@ from typing import Any, ClassVar
 from transformers.configuration_utils import PreTrainedConfig
 
 from .grammar import Item, parse
+from .names import VARIANT_PREFIX
 
-VARIANT_PREFIX = "posenc_"
 SHIM = "modeling_hf_posenc"
 MARK = (
-    "none: this is a variant made by hf_posenc, not a stock checkpoint. "
-    "Run `pip install hf_posenc` and `import hf_posenc` before you load it"
+    "this is a variant made by hf_posenc, not a stock checkpoint: "
+    "run `pip install hf_posenc`, and `import hf_posenc` before you load it"
 )
-"""Written as `problem_type`, which every transformers release checks: a stock class refuses it and shows this text."""
-MARKED_FIELD, KEPT_FIELD = "problem_type", "posenc_problem_type"
+MARKED_FIELDS = ("initializer_range", "problem_type")
+"""Fields of config.json that hold the mark in place of their value, so that stock classes refuse to load a variant:
+transformers 5 checks the type of the first, transformers 4 the value of the second, and both show what they found."""
+KEPT_FIELDS = "posenc_marked_fields"
+"""The field of config.json that holds the values of the marked ones."""
 FRESH = "_position_scheme_is_fresh"
 
 when_scheme_is_set: list[Callable[[type[PreTrainedConfig]], None]] = []
@@ -71,9 +74,8 @@ class VariantConfig:
     def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
         """Write config.json with the mark that stock classes refuse, and the map to the remote-code shim."""
         values = json.loads(self.to_json_string(use_diff))  # type: ignore[attr-defined]
-        if values.get(MARKED_FIELD) is not None:
-            values[KEPT_FIELD] = values[MARKED_FIELD]
-        values[MARKED_FIELD] = MARK
+        values[KEPT_FIELDS] = {field: values.get(field) for field in MARKED_FIELDS}
+        values.update(dict.fromkeys(MARKED_FIELDS, MARK))
         values["auto_map"] = {auto: f"{SHIM}.{name}" for auto, name in class_names_by_auto_class[type(self)].items()}
         Path(json_file_path).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -105,9 +107,7 @@ def variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreTrained
     name, model_type = f"PosEnc{stock_class.__name__}", VARIANT_PREFIX + stock_class.model_type
 
     def __init__(self: Any, **kwargs: Any) -> None:
-        kept = kwargs.pop(KEPT_FIELD, None)
-        if kwargs.get(MARKED_FIELD) == MARK:
-            kwargs[MARKED_FIELD] = kept
+        kwargs.update(kwargs.pop(KEPT_FIELDS, {}))
         kwargs.pop("auto_map", None)
         from_checkpoint = kwargs.pop("model_type", None) == model_type
         if kwargs.get("position_scheme") is None:

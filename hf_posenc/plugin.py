@@ -6,6 +6,7 @@ to a module of transformers is done right after that module is imported, or at o
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -13,6 +14,9 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable, Sequence
+from typing import Any
+
+from .names import VARIANT_PREFIX
 
 AfterImport = Callable[[types.ModuleType], None]
 STOCK_CONFIGS = {
@@ -96,19 +100,47 @@ def _register_models(stock_config: type) -> None:
     models.register(stock_config)
 
 
-def _install_auto_config(module: types.ModuleType) -> None:
-    from .config import variant_config_class
+class _VariantConfigs(dict[str, Any]):
+    """The registered configs of AutoConfig, with those of the variants resolved when they are looked up.
 
-    for module_name, class_name in STOCK_CONFIGS.items():
-        stock = getattr(importlib.import_module(module_name), class_name)
-        variant = variant_config_class(stock)
-        module.AutoConfig.register(variant.model_type, variant, exist_ok=True)
+    They cannot be registered outright: this runs in the middle of transformers' imports, where config classes and
+    the modules of the Auto classes wait for each other.
+    """
+
+    def _resolved(self, key: str) -> Any:
+        if isinstance(super().__getitem__(key), _Unresolved):
+            stock_type = super().__getitem__(key).stock_type
+            module_name = next(name for name in STOCK_CONFIGS if f".{stock_type}." in name)
+            stock = getattr(importlib.import_module(module_name), STOCK_CONFIGS[module_name])
+            from .config import variant_config_class
+
+            self[key] = variant_config_class(stock)
+        return super().__getitem__(key)
+
+    __getitem__ = _resolved
+
+    def values(self) -> Any:
+        return [self._resolved(key) for key in self]
+
+    def items(self) -> Any:
+        return [(key, self._resolved(key)) for key in self]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unresolved:
+    stock_type: str
+
+
+def _install_auto_config(module: types.ModuleType) -> None:
+    """Make the variants' model types known to AutoConfig."""
+    configs = _VariantConfigs(module.CONFIG_MAPPING._extra_content)
+    for stock_type in STOCK_TYPES:
+        configs.setdefault(VARIANT_PREFIX + stock_type, _Unresolved(stock_type))
+    module.CONFIG_MAPPING._extra_content = configs
 
 
 def _install_tokenizers(module: types.ModuleType) -> None:
     """A variant has the tokenizer of its stock architecture."""
-    from .config import VARIANT_PREFIX
-
     names = module.TOKENIZER_MAPPING_NAMES
     for stock_type in STOCK_TYPES:
         if stock_type in names:
@@ -117,8 +149,6 @@ def _install_tokenizers(module: types.ModuleType) -> None:
 
 def _install_peft(module: types.ModuleType) -> None:
     """PEFT's default target modules go by model_type: a variant has those of its stock architecture."""
-    from .config import VARIANT_PREFIX
-
     for table in vars(module).values():
         if isinstance(table, dict):
             for stock_type in STOCK_TYPES:

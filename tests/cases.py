@@ -30,9 +30,7 @@ CASES = [
     Case("none", "none"),
     Case("learned+t5", ["learned", {"type": "t5", "num_buckets": 8, "max_distance": 20}], extends=False, scores=True),
     Case("sinusoidal+rope+alibi", ["sinusoidal", "rope", "alibi"], scores=True),
-    Case(
-        "alternating", [{"type": "rope", "layers": "0::2"}, {"type": "alibi", "layers": [1]}], scores=True
-    ),
+    Case("alternating", [{"type": "rope", "layers": "0::2"}, {"type": "alibi", "layers": [1]}], scores=True),
 ]
 ARCHITECTURES = ["bert", "bert-decoder", "gpt2", "llama"]
 DECODERS = ["bert-decoder", "gpt2", "llama"]

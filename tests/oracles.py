@@ -111,5 +111,7 @@ def gradients(model: Any, logits: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
     (logits * weights).sum().backward()
     return {
-        name: parameter.grad.clone() for name, parameter in copy.copy(model).named_parameters() if parameter.grad is not None
+        name: parameter.grad.clone()
+        for name, parameter in copy.copy(model).named_parameters()
+        if parameter.grad is not None
     }

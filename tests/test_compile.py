@@ -10,7 +10,9 @@ import tiny
 import torch
 from cases import CASES, Case
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on CPU needs a C++ compiler (g++)")
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile on CPU needs a C++ compiler (g++)"
+)
 
 
 def sampled(*kept: tuple[str, str], architectures: tuple[str, ...] = ("bert", "gpt2", "llama")) -> Any:

@@ -37,7 +37,8 @@ def test_restore_gives_the_stock_model_back_to_the_bit(case: Case, architecture:
     during = recorded(model, ids)
     assert len(during.attentions) == len(before.attentions) == tiny.LAYERS
     assert len(during.hidden_states) == tiny.LAYERS + 1
-    assert case.id == "none" or not torch.equal(during.logits, before.logits) or case.id in ("learned", "rope")
+    if case.id not in ("learned", "learned+t5", "rope"):  # these start where the stock model is
+        assert not torch.equal(during.logits, before.logits)
 
     assert hf_posenc.restore(model) is model
     after = recorded(model, ids)
@@ -65,8 +66,12 @@ def test_restore_keeps_what_was_trained_since() -> None:
     assert torch.equal(hf_posenc.restore(model).transformer.wte.weight, trained)
 
 
-@pytest.mark.parametrize("scheme", ["t5", "learned", "rope", {"type": "learned", "max_positions": 96, "extend": "tile"}])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "scheme", ["t5", "learned", "rope", {"type": "learned", "max_positions": 96, "extend": "tile"}]
+)
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
+)
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 def test_copies_are_whole(scheme: Any, copied: Any, architecture: str) -> None:
     stock, ids = tiny.model(architecture, dtype=torch.float32), tiny.tokens()
@@ -101,7 +106,11 @@ def test_refusals_change_nothing() -> None:
     refused(odd, "rope", "head size 3")
     odd = GPT2LMHeadModel(tiny.config("gpt2", reorder_and_upcast_attn=True))
     refused(odd, "alibi", "reorder_and_upcast_attn")
-    refused(T5Model(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=9)), "rope", r"\['bert', 'gpt2', 'llama'\]")
+    refused(
+        T5Model(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=9)),
+        "rope",
+        r"\['bert', 'gpt2', 'llama'\]",
+    )
     gpt2.config._attn_implementation_internal = "flash_attention_2"
     refused(gpt2, "alibi", "flash_attention_2.*alibi.*sdpa")
     gpt2.config._attn_implementation_internal = "sdpa"

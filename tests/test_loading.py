@@ -98,7 +98,10 @@ def test_every_head_that_the_auto_classes_know(architecture: str, auto: Any, sto
         model.save_pretrained(tmp_path / "variant")
         loaded = auto.from_pretrained(tmp_path / "variant")
         assert type(loaded) is type(model)
-        assert torch.equal(loaded(ids)[0], expected)
+        weights = loaded.state_dict()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+        # The last product's rounding depends on how memory is aligned, in stock models as well.
+        torch.testing.assert_close(loaded(ids)[0], expected, rtol=0, atol=1e-6)
 
 
 @by_case
@@ -111,7 +114,9 @@ def test_saved_variants_come_back_to_the_bit(case: Case, architecture: str, how:
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["position_scheme"] == case.scheme
     assert written["model_type"] == f"posenc_{architecture}"
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1 if how == "sharded" else (tmp_path / "model.safetensors").exists()
+    assert (
+        len(list(tmp_path.glob("*.safetensors"))) > 1 if how == "sharded" else (tmp_path / "model.safetensors").exists()
+    )
 
     settings = {"device_map": "auto"} if how == "device_map" else {"dtype": dtype}
     loaded, info = AUTO[architecture].from_pretrained(tmp_path, output_loading_info=True, **settings)
@@ -149,7 +154,9 @@ def damage(directory: Path, part: str) -> None:
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(("architecture", "part"), [("gpt2", "mlp.c_fc.weight"), ("llama", "up_proj"), ("bert", "intermediate")])
+@pytest.mark.parametrize(
+    ("architecture", "part"), [("gpt2", "mlp.c_fc.weight"), ("llama", "up_proj"), ("bert", "intermediate")]
+)
 def test_report_still_names_real_damage(architecture: str, part: str, stock: Path) -> None:
     damage(stock, part)
     _, info = AUTO[architecture].from_pretrained(stock, position_scheme="t5", output_loading_info=True)
@@ -208,10 +215,16 @@ def test_configs(architecture: str, tmp_path: Path) -> None:
     config.position_scheme = {"type": "t5", "num_buckets": 16}
     assert type(config).__name__ == f"PosEnc{STOCK_CONFIGS[architecture].__name__}"
     assert isinstance(config, STOCK_CONFIGS[architecture])
-    assert config.to_dict() == {**before, "model_type": f"posenc_{architecture}", "position_scheme": config.position_scheme}
+    assert config.to_dict() == {
+        **before,
+        "model_type": f"posenc_{architecture}",
+        "position_scheme": config.position_scheme,
+    }
     config.save_pretrained(tmp_path)
+    config._name_or_path = str(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path) == config
-    assert STOCK_CONFIGS[architecture].from_pretrained(tmp_path) == config
+    stock_class = STOCK_CONFIGS[architecture]
+    assert stock_class.from_pretrained(tmp_path, name_or_path=str(tmp_path)) == config
     assert AutoConfig.from_pretrained(tmp_path, position_scheme="rope") != config
     with pytest.raises(ValueError, match="would read it as a stock model"):
         AutoConfig.from_pretrained(tmp_path, position_scheme=None)
@@ -221,11 +234,14 @@ def test_configs(architecture: str, tmp_path: Path) -> None:
     assert fresh.to_dict() == before
 
 
-def test_a_real_problem_type_survives_the_mark(tmp_path: Path) -> None:
-    config = tiny.config("bert", position_scheme="rope", problem_type="regression", num_labels=1)
+def test_marked_fields_come_back(tmp_path: Path) -> None:
+    marked = {"problem_type": "regression", "initializer_range": 0.03}
+    config = tiny.config("bert", position_scheme="rope", num_labels=1, **marked)
     config.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["problem_type"].startswith("none: this is a variant")
-    assert AutoConfig.from_pretrained(tmp_path).problem_type == "regression"
+    written, read = json.loads((tmp_path / "config.json").read_text()), AutoConfig.from_pretrained(tmp_path)
+    for field, value in marked.items():
+        assert "pip install hf_posenc" in written[field]
+        assert getattr(read, field) == value
 
 
 def test_a_users_own_subclass_gets_its_variant() -> None:

@@ -49,7 +49,9 @@ def test_cached_decoding_equals_full_forward(case: Case, architecture: str, kind
     model, ids = tiny.model(architecture, case.scheme), tiny.tokens(2, 14)
     model.set_attn_implementation(backend)
     full = logits(model, ids, use_cache=False)
-    cache = DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=20)
+    cache = (
+        DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=20)
+    )
     steps = [logits(model, ids[:, :5], past_key_values=cache, use_cache=True)]
     for start, stop in [(5, 6), (6, 7), (7, 10), (10, 11), (11, 12), (12, 13), (13, 14)]:
         steps.append(logits(model, ids[:, start:stop], past_key_values=cache, use_cache=True))
@@ -65,13 +67,17 @@ def test_left_padded_cached_decoding_equals_each_row_alone(case: Case, architect
     mask = torch.ones_like(padded)
     mask[0, :3] = 0
     padded[1] = torch.cat([tiny.tokens(1, 3, seed=5)[0], ids[1]])
-    cache = DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=16)
+    cache = (
+        DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=16)
+    )
     outputs = [logits(model, padded[:, :6], attention_mask=mask[:, :6], past_key_values=cache, use_cache=True)]
     for stop in range(7, 14):
         step = padded[:, stop - 1 : stop]
         # Half of the steps give positions, as generate() does, and half leave them to be found.
         explicit = {"position_ids": mask[:, :stop].cumsum(-1)[:, -1:] - 1} if stop % 2 else {}
-        outputs.append(logits(model, step, attention_mask=mask[:, :stop], past_key_values=cache, use_cache=True, **explicit))
+        outputs.append(
+            logits(model, step, attention_mask=mask[:, :stop], past_key_values=cache, use_cache=True, **explicit)
+        )
     together = torch.cat(outputs, 1)
     torch.testing.assert_close(together[0, 3:], logits(model, padded[:1, 3:])[0], **tiny.same(architecture))
     torch.testing.assert_close(together[1], logits(model, padded[1:])[0], **tiny.same(architecture))
@@ -138,7 +144,9 @@ def test_gaps_in_positions_are_honoured(case: Case, architecture: str, masked: b
     kept = torch.tensor([0, 1, 2, 3, 4, 9, 10, 11, 15])
     visible = torch.zeros(16, dtype=torch.bool)
     visible[kept] = True
-    causal = torch.ones(16, 16, dtype=torch.bool) if architecture == "bert" else torch.ones(16, 16, dtype=torch.bool).tril()
+    causal = (
+        torch.ones(16, 16, dtype=torch.bool) if architecture == "bert" else torch.ones(16, 16, dtype=torch.bool).tril()
+    )
     whole_mask = (causal & visible)[None, None].expand(2, 1, -1, -1)
     if backend == "eager":
         whole_mask = tiny.additive(whole_mask)
@@ -157,7 +165,9 @@ def test_eager_equals_sdpa(case: Case, architecture: str) -> None:
     eager, eager_padded = logits(model, ids), logits(model, ids, attention_mask=mask)
     model.set_attn_implementation("sdpa")
     torch.testing.assert_close(logits(model, ids), eager, **tiny.same(architecture))
-    torch.testing.assert_close(logits(model, ids, attention_mask=mask)[1, 5:], eager_padded[1, 5:], **tiny.same(architecture))
+    torch.testing.assert_close(
+        logits(model, ids, attention_mask=mask)[1, 5:], eager_padded[1, 5:], **tiny.same(architecture)
+    )
 
 
 @by_case
@@ -171,13 +181,16 @@ def test_gradients_of_eager_equal_sdpa(case: Case, architecture: str) -> None:
         model.train()(tiny.tokens(2, 13)).logits.square().mean().backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     assert any("position_scheme" in name for name in gradients[0]) == (
-        case.id in ("alibi-learned", "t5", "t5-per-layer", "learned+t5") or (architecture == "llama" and "learned" in case.id)
+        case.id in ("alibi-learned", "t5", "t5-per-layer", "learned+t5")
+        or (architecture == "llama" and "learned" in case.id)
     )
     for name, gradient in gradients[0].items():
         if gradient is None:
             assert gradients[1][name] is None
             continue
-        torch.testing.assert_close(gradient, gradients[1][name], **tiny.same(architecture), msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            gradient, gradients[1][name], **tiny.same(architecture), msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 @by_case
@@ -193,7 +206,9 @@ def test_gradient_checkpointing_changes_no_gradient(case: Case, architecture: st
         model(tiny.tokens(2, 13), use_cache=False).logits.square().mean().backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name], **tiny.same(architecture), msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            gradient, gradients[1][name], **tiny.same(architecture), msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 @by_case
@@ -228,7 +243,9 @@ def test_runs_past_the_trained_length_or_says_why_not(case: Case, architecture: 
         assert output.isfinite().all()
         return
     for inputs in ({}, {"position_ids": torch.arange(ids.shape[1])[None]}):
-        with pytest.raises(ValueError, match=rf"length {ids.shape[1]}.*table serves {tiny.TRAINED_LENGTH} positions.*rope"):
+        with pytest.raises(
+            ValueError, match=rf"length {ids.shape[1]}.*table serves {tiny.TRAINED_LENGTH} positions.*rope"
+        ):
             logits(model, ids, **inputs)
 
 

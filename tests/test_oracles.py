@@ -27,7 +27,9 @@ def compare(architecture: str, model: Any, stock: Any, expected: torch.Tensor, i
         if "wpe" in name or "position_embeddings" in name:
             continue
         scale = theirs[name].abs().max().clamp(min=1)
-        torch.testing.assert_close(ours[name] / scale, theirs[name] / scale, rtol=0, atol=atol, msg=lambda t, n=name: f"{n}: {t}")
+        torch.testing.assert_close(
+            ours[name] / scale, theirs[name] / scale, rtol=0, atol=atol, msg=lambda t, n=name: f"{n}: {t}"
+        )
 
 
 def tolerance(architecture: str) -> float:
@@ -92,7 +94,9 @@ def test_sinusoidal_equals_stock_with_distilbert_table(architecture: str) -> Non
     ids, table = tiny.tokens(2, LENGTH), oracles.distilbert_table(tiny.TRAINED_LENGTH)
     stock, expected = oracles.embedded(architecture, ids, table)
     # DistilBERT rounds its table to float32; ours is float64 in a float64 model.
-    compare(architecture, tiny.model(architecture, "sinusoidal"), stock, expected, ids, max(tolerance(architecture), 2e-6))
+    compare(
+        architecture, tiny.model(architecture, "sinusoidal"), stock, expected, ids, max(tolerance(architecture), 2e-6)
+    )
     _, perturbed = oracles.embedded(architecture, ids, table * 1.01)
     assert (perturbed - expected).abs().max() > 1e-4
 
@@ -200,7 +204,13 @@ def test_none_makes_an_encoder_blind_to_order() -> None:
 
 
 def test_interleaved_rope_on_bert_is_roformer() -> None:
-    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
+    sizes = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 40,
+    }
     roformer = RoFormerModel(RoFormerConfig(**sizes, embedding_size=32, max_position_embeddings=64)).eval()
     tiny.randomise(roformer)
     table = roformer.encoder.embed_positions.weight

@@ -65,7 +65,9 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     return model
 
 
-def model(architecture: str, scheme: Any = None, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Any:
+def model(
+    architecture: str, scheme: Any = None, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any
+) -> Any:
     """A tiny language model in eval mode; with no scheme, the stock one with the same weights in common."""
     built = HEADS_OF[architecture](config(architecture, **changes)).to(torch.float64)
     randomise(built, seed)

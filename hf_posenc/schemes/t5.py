@@ -35,9 +35,7 @@ class BucketTable(LayerPart):
         return nn.functional.embedding(buckets, self.weight.to(dtype)).movedim(-1, 0)
 
 
-def distance_buckets(
-    distances: torch.Tensor, num_buckets: int, max_distance: int, bidirectional: bool
-) -> torch.Tensor:
+def distance_buckets(distances: torch.Tensor, num_buckets: int, max_distance: int, bidirectional: bool) -> torch.Tensor:
     """Bucket of each distance (key minus query). The logarithm is in float32 and in T5's order: edges depend on it."""
     first = torch.zeros_like(distances)
     if bidirectional:
@@ -82,9 +80,7 @@ class T5(Scheme):
 
     def prepare(self, positions: Positions) -> tuple[torch.Tensor, torch.dtype]:
         options = self.options
-        buckets = distance_buckets(
-            positions.distances, options.num_buckets, options.max_distance, self.bidirectional
-        )
+        buckets = distance_buckets(positions.distances, options.num_buckets, options.max_distance, self.bidirectional)
         return buckets, positions.dtype
 
     def score(self, prepared: tuple[torch.Tensor, torch.dtype], part: nn.Module | None) -> DistanceBias:

@@ -1,0 +1,143 @@
+"""A variant never loads as a stock model: shown in processes of their own, with and without the plugin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+CLASSES = {
+    "gpt2": ("AutoModelForCausalLM", "GPT2LMHeadModel", "GPT2Config"),
+    "llama": ("AutoModelForCausalLM", "LlamaForCausalLM", "LlamaConfig"),
+    "bert": ("AutoModelForMaskedLM", "BertForMaskedLM", "BertConfig"),
+}
+NOT_INSTALLED = """
+import sys
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "hf_posenc":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+sys.meta_path.insert(0, Nowhere())
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module", params=list(CLASSES))
+def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    directory = tmp_path_factory.mktemp(request.param)
+    model = tiny.model(request.param, ["alibi", "rope"], torch.float32)
+    model.save_pretrained(directory)
+    torch.save(model(tiny.tokens()).logits.detach(), directory / "expected.pt")
+    return request.param, directory
+
+
+def test_auto_classes_refuse_without_the_plugin(variant: tuple[str, Path]) -> None:
+    architecture, directory = variant
+    auto = CLASSES[architecture][0]
+    done = run(f"import transformers; transformers.{auto}.from_pretrained({str(directory)!r})")
+    assert done.returncode != 0
+    assert "trust_remote_code" in done.stderr or f"posenc_{architecture}" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["model", "config"])
+def test_explicit_stock_classes_refuse_without_the_plugin(variant: tuple[str, Path], which: int) -> None:
+    architecture, directory = variant
+    done = run(f"import transformers; transformers.{CLASSES[architecture][which]}.from_pretrained({str(directory)!r})")
+    assert done.returncode != 0
+    assert "pip install hf_posenc" in done.stderr, done.stderr
+
+
+LOAD_AND_COMPARE = """
+import sys; sys.path.insert(0, {tests!r})
+import torch, transformers
+model = transformers.{auto}.from_pretrained({directory!r}, {settings})
+assert type(model).__name__ == "PosEnc{stock}", type(model)
+ids = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(0))
+with torch.no_grad():
+    torch.testing.assert_close(model(ids).logits, torch.load({directory!r} + "/expected.pt"), rtol=0, atol=1e-6)
+model.save_pretrained({directory!r} + "/again")
+"""
+
+
+def load_and_compare(variant: tuple[str, Path], settings: str = "") -> str:
+    architecture, directory = variant
+    auto, stock, _ = CLASSES[architecture]
+    return LOAD_AND_COMPARE.format(
+        tests=str(Path(__file__).parent), auto=auto, stock=stock, directory=str(directory), settings=settings
+    )
+
+
+def test_remote_code_works_where_the_package_is_installed(variant: tuple[str, Path]) -> None:
+    """Nothing imports hf_posenc here but the shim in the checkpoint."""
+    done = run(load_and_compare(variant, "trust_remote_code=True"))
+    assert done.returncode == 0, done.stderr
+    again = sorted(path.name for path in (variant[1] / "again").glob("*.py"))
+    assert again == ["modeling_hf_posenc.py"]  # no copies of the package's own files
+    assert (variant[1] / "modeling_hf_posenc.py").read_text().startswith("import hf_posenc")
+
+
+def test_remote_code_names_the_package_where_it_is_not_installed(variant: tuple[str, Path]) -> None:
+    done = run(NOT_INSTALLED + load_and_compare(variant, "trust_remote_code=True"))
+    assert done.returncode != 0
+    assert "pip install hf_posenc" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import hf_posenc",
+        "import transformers, hf_posenc",
+        "from transformers import GPT2LMHeadModel, LlamaConfig\nimport hf_posenc",
+    ],
+)
+def test_with_the_plugin_all_classes_load_it(variant: tuple[str, Path], first: str) -> None:
+    done = run(f"{first}\n{load_and_compare(variant)}")
+    assert done.returncode == 0, done.stderr
+    architecture, directory = variant
+    stock = CLASSES[architecture][1]
+    done = run(
+        f"{first}\nimport transformers; m = transformers.{stock}.from_pretrained({str(directory)!r}); print(type(m).__name__)"
+    )
+    assert done.stdout.strip() == f"PosEnc{stock}", done.stderr
+
+
+INVISIBLE = """
+import sys
+before = set(sys.modules)
+import hf_posenc
+print(sorted({name.split(".")[0] for name in set(sys.modules) - before} & {"torch", "transformers", "numpy", "peft"}))
+"""
+
+
+def test_importing_the_plugin_imports_nothing_heavy() -> None:
+    assert run(INVISIBLE).stdout.strip() == "[]"
+
+
+STOCK_LOGITS = """
+import torch, transformers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, BertConfig, BertModel
+torch.manual_seed(0)
+ids = torch.arange(3, 15)[None]
+small = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=40)
+models = [
+    GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, vocab_size=40)),
+    LlamaForCausalLM(LlamaConfig(**small)),
+    BertModel(BertConfig(**small)),
+]
+print([(type(m).__name__, type(m).__module__, type(m.config).__name__, m.eval()(ids)[0].double().sum().item().hex()) for m in models])
+print(GPT2LMHeadModel is transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel, GPT2Config().to_dict() == models[0].config.__class__().to_dict())
+"""
+
+
+def test_stock_models_are_the_same_to_the_bit_with_the_plugin() -> None:
+    use = "import hf_posenc, transformers\nwith hf_posenc.patched('rope'): pass\ntransformers.GPT2Config(position_scheme='rope')\n"
+    plain, imported, used = run(STOCK_LOGITS), run("import hf_posenc\n" + STOCK_LOGITS), run(use + STOCK_LOGITS)
+    assert plain.returncode == 0, plain.stderr
+    assert plain.stdout == imported.stdout == used.stdout
