@@ -58,6 +58,7 @@ class PositionedAttention(nn.Module):
     stock_eager: Callable[..., Any]
     """The architecture's own eager attention function."""
     layer_idx: int
+    is_causal: bool
 
     @property
     def config(self) -> AttentionConfig:
@@ -72,7 +73,7 @@ class PositionedAttention(nn.Module):
             raise ValueError(
                 f"{type(self).__name__} was called without positions: call the model it belongs to, not the layer"
             )
-        turns = [turn for turn in schemes_at("rotate", self, posenc)]
+        turns = schemes_at("rotate", self, posenc)
         if turns:
             cache = kwargs.get("past_key_values")
             cache = getattr(cache, "self_attention_cache", cache)
@@ -82,12 +83,11 @@ class PositionedAttention(nn.Module):
 
 def schemes_at(seam: str, module: PositionedAttention, posenc: Positions) -> list[tuple[Scheme, Any, nn.Module | None]]:
     """The schemes that act at a seam of this layer, each with what it prepared and its part of the layer."""
-    assert posenc.schemes is not None
     parts = getattr(module, "position_scheme", None)
     found = []
     for place in posenc.active[module.layer_idx]:
         scheme = posenc.schemes[place]
-        if type(scheme).overrides(seam):
+        if scheme.overrides(seam):
             part = parts[str(place)] if parts is not None and str(place) in parts else None
             found.append((scheme, posenc.prepared[place], part))
     return found
@@ -116,7 +116,8 @@ def positioned_attention(
     config = module.__dict__["config"]
     backend = config._attn_implementation
     query = turned(query, schemes_at("rotate", module, posenc))
-    terms = [scheme("score", prepared, part) for scheme, prepared, part in schemes_at("score", module, posenc)]
+    scoring = schemes_at("score", module, posenc)
+    terms = [scheme("score", prepared, part) for scheme, prepared, part in scoring]
     stock = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
     if not terms and backend != "flex_attention":
         if is_flash_attention_requested(requested_attention_implementation=backend):
@@ -127,7 +128,7 @@ def positioned_attention(
 
     if not terms:
         return flex(module, query, key, value, attention_mask, None, posenc, **kwargs)
-    refuse_backend(backend, [type(scheme) for scheme, _, _ in schemes_at("score", module, posenc)])
+    refuse_backend(backend, [type(scheme) for scheme, _, _ in scoring])
     if key.shape[2] != posenc.key_length:
         raise ValueError(
             f"the cache handed out {key.shape[2]} keys where {posenc.key_length} were expected: this cache class "
@@ -262,7 +263,7 @@ def flex(
     return output_BHQD.transpose(1, 2).contiguous(), None
 
 
-def _with_real_config(module: nn.Module, config: Any) -> Any:
+def _with_real_config(module: PositionedAttention, config: Any) -> Any:
     """The module for functions that look its config's backend up: flash attention does."""
     return types.SimpleNamespace(
         config=config,

@@ -64,7 +64,7 @@ class VariantConfig:
         """Turn back into the stock config, whatever the scheme's parameters have become."""
         for name in ("position_scheme", FRESH):
             self.__dict__.pop(name, None)
-        _change_class(self, self.stock_class)  # type: ignore[arg-type]
+        _change_class(self, self.stock_class)
 
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()  # type: ignore[misc]
@@ -143,7 +143,7 @@ def install(stock_class: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """Give a stock config class the `position_scheme` attribute. Does nothing the second time."""
     variant = variant_config_class(stock_class)
     if "position_scheme" not in stock_class.__dict__:
-        stock_class.position_scheme = PositionScheme()  # type: ignore[attr-defined]
+        stock_class.position_scheme = PositionScheme()
 
         def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
             # `GPT2Config.from_pretrained(variant)` reads the variant's config.json: build the variant's config.
@@ -151,7 +151,7 @@ def install(stock_class: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
                 cls = variant
             return object.__new__(cls)
 
-        stock_class.__new__ = __new__  # type: ignore[method-assign,assignment]
+        stock_class.__new__ = __new__  # type: ignore[assignment]
     return variant
 
 

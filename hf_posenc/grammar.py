@@ -91,12 +91,15 @@ def _check_layers(scheme: type[Scheme], layers: Any) -> list[int] | str | None:
         match = SLICE.fullmatch(layers)
         if match and match[3] != "0":
             return layers
-    elif isinstance(layers, (list, tuple)) and layers:
-        if all(isinstance(layer, int) and not isinstance(layer, bool) and layer >= 0 for layer in layers):
-            return list(layers)
+    elif isinstance(layers, (list, tuple)) and layers and all(map(_is_layer, layers)):
+        return list(layers)
     raise ValueError(
         f'{scheme.name}: layers is a list of layer numbers from 0, or a slice such as "0:6" or "3::4"; got {layers!r}'
     )
+
+
+def _is_layer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def nearest(wrong: Any, valid: Iterable[str]) -> str:

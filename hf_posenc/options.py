@@ -6,7 +6,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 Check = Callable[[Any], "str | None"]
@@ -69,6 +69,7 @@ def spell(hint: Any) -> str:
         return " or ".join(repr(part) for part in typing.get_args(hint))
     if hint is type(None):
         return "None"
-    return {float: "a finite number", int: "a whole number", bool: "true or false"}.get(hint) or (
-        "a dict" if origin in (dict, Mapping) else getattr(hint, "__name__", str(hint))
-    )
+    if origin is dict:
+        return "a dict"
+    words = {float: "a finite number", int: "a whole number", bool: "true or false"}
+    return words.get(hint, str(getattr(hint, "__name__", hint)))

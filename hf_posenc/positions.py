@@ -102,11 +102,13 @@ def _seen(cache: Any) -> int | torch.Tensor:
 
 def _key_length(cache: Any, seen: int | torch.Tensor, num_queries: int) -> int:
     """How many keys attention will see: a static cache hands out all its slots, filled or not."""
-    longest = -1
     if cache is not None:
         limit = getattr(cache, "get_max_length", None) or cache.get_max_cache_shape
         longest = limit()
-    return longest if longest is not None and longest > 0 else seen + num_queries
+        if longest is not None and longest > 0:
+            return longest
+    assert isinstance(seen, int)
+    return seen + num_queries
 
 
 def _leading_padding(padding: torch.Tensor) -> torch.Tensor:

@@ -6,12 +6,13 @@ Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from .options import Options
+from .options import Options as AnyOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Positions:
     """What angles and biases are computed in: float32, or float64 in a float64 model. Never narrower."""
     prepared: list[Any] = dataclasses.field(default_factory=list)
     """What each scheme's `prepare` returned, by its place in `position_scheme`."""
-    schemes: nn.ModuleList | None = None
+    schemes: Sequence[Scheme] = ()
     active: tuple[tuple[int, ...], ...] = ()
     """For each layer, the places of the schemes that act in it."""
 
@@ -101,9 +102,9 @@ class Scheme(nn.Module):
     """Whether a trained model can be run past its trained length at all (not: how well)."""
     at_input: ClassVar[bool] = False
     """Acts at the input embedding, so that `layers` means nothing to it."""
-    Options: ClassVar[type[Options]] = Options
+    Options: ClassVar[type[AnyOptions]] = AnyOptions
 
-    def __init__(self, options: Options, shape: ModelShape) -> None:
+    def __init__(self, options: AnyOptions, shape: ModelShape) -> None:
         super().__init__()
         self.options = options
         self.shape = shape

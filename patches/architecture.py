@@ -59,12 +59,12 @@ class Architecture:
 
     def attentions(self, base: nn.Module) -> Iterator[tuple[int, nn.Module]]:
         """The self-attention modules of a base model, by layer."""
-        for index, layer in enumerate(base.get_submodule(self.layers)):
+        for index, layer in enumerate(base.get_submodule(self.layers).children()):
             yield index, layer.get_submodule(self.self_attention)
 
     def patched_modules(self, base: nn.Module) -> Iterator[nn.Module]:
         """All attention modules whose class is swapped, cross-attention included."""
-        for layer in base.get_submodule(self.layers):
+        for layer in base.get_submodule(self.layers).children():
             yield layer.get_submodule(self.self_attention)
             if self.cross_attention and hasattr(layer, self.cross_attention.split(".")[0]):
                 yield layer.get_submodule(self.cross_attention)

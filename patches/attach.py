@@ -19,7 +19,7 @@ from .architecture import Architecture, NoRotation, NoTable
 class Plan:
     """The schemes of a model, built and checked against it; nothing of the model has been touched yet."""
 
-    schemes: nn.ModuleList
+    schemes: list[Scheme]
     parts: dict[int, nn.ModuleDict]
     """For each layer with parameters of its own, those of each scheme by its place."""
     active: tuple[tuple[int, ...], ...]
@@ -32,7 +32,7 @@ def plan(architecture: Architecture, config: Any, items: Any) -> Plan:
     refuse_backend(config._attn_implementation, [item.scheme for item in items])
     shape = architecture.shape(config)
     layers = [item.active_layers(shape.num_layers) for item in items]
-    schemes = nn.ModuleList(item.build(shape) for item in items)
+    schemes = [item.build(shape) for item in items]
     parts: dict[int, nn.ModuleDict] = {}
     for place, (scheme, own_layers) in enumerate(zip(schemes, layers, strict=True)):
         for layer in own_layers:
@@ -49,8 +49,10 @@ def attach(base: nn.Module, architecture: Architecture, plan: Plan) -> dict[str,
     """Carry a plan out on a base model. Returns the modules that were taken out, by their path."""
     removed = {}
     if architecture.table and plan.keeps_table:
+        table = base.get_submodule(architecture.table)
+        assert isinstance(table, nn.Embedding)
         for scheme in plan.schemes:
-            scheme.dress_table(base.get_submodule(architecture.table))
+            scheme.dress_table(table)
     elif architecture.table:
         removed[architecture.table] = _replace(base, architecture.table, NoTable())
     if architecture.rotary:
@@ -60,8 +62,8 @@ def attach(base: nn.Module, architecture: Architecture, plan: Plan) -> dict[str,
     for layer, module in architecture.attentions(base):
         if layer in plan.parts:
             module.position_scheme = plan.parts[layer]
-    base.position_scheme = plan.schemes
-    base.active_schemes = plan.active
+    base.position_scheme = nn.ModuleList(plan.schemes)
+    base.__dict__["active_schemes"] = plan.active
     return removed
 
 
@@ -78,7 +80,7 @@ def detach(base: nn.Module, architecture: Architecture, removed: dict[str, nn.Mo
         table.__class__ = nn.Embedding
         for name in ("how", "max_positions"):
             table.__dict__.pop(name, None)
-    like = base.get_input_embeddings().weight
+    like = base.get_input_embeddings().weight  # type: ignore[operator]
     for path, module in removed.items():
         is_table = path == architecture.table
         _replace(base, path, module.to(device=like.device, dtype=like.dtype if is_table else None))
@@ -96,7 +98,7 @@ def initialise(module: nn.Module) -> bool:
 @torch.no_grad()
 def initialise_live(plan: Plan, like: torch.Tensor, training: bool) -> None:
     """Initialise the parameters of a plan for a model that is there already: its dtype, device and mode."""
-    for container in (plan.schemes, *plan.parts.values()):
+    for container in (*plan.schemes, *plan.parts.values()):
         container.to(device=like.device, dtype=like.dtype).train(training)
         for module in container.modules():
             initialise(module)

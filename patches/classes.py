@@ -13,6 +13,7 @@ from transformers.modeling_utils import PreTrainedModel
 from hf_posenc.attention import refuse_backend
 from hf_posenc.config import VariantConfig, variant_config_class
 from hf_posenc.positions import locate, note_order
+from hf_posenc.scheme import Scheme
 
 from .architecture import Architecture
 from .attach import attach, ignored_keys, initialise, plan, with_scheme
@@ -66,15 +67,16 @@ class BaseVariant(Variant):
         """Complete the inputs of a stock forward with positions; returns how the positions run."""
         config, words = self.config, self.get_input_embeddings()  # type: ignore[attr-defined]
         dtype = words.weight.dtype if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"].dtype
-        needs_distances = any(type(scheme).overrides("score") for scheme in self.position_scheme)
+        schemes: list[Scheme] = list(self.position_scheme)  # type: ignore[arg-type]
+        needs_distances = any(scheme.overrides("score") for scheme in schemes)
         causal = self.architecture.is_causal(config)
         located = locate(inputs, dtype, config, causal, needs_distances)
         posenc = located.positions
-        posenc.schemes, posenc.active = self.position_scheme, self.active_schemes
-        posenc.prepared = [scheme("prepare", posenc) for scheme in self.position_scheme]
+        posenc.schemes, posenc.active = schemes, self.active_schemes
+        posenc.prepared = [scheme("prepare", posenc) for scheme in schemes]
         self.architecture.fill_inputs(self, inputs)  # type: ignore[arg-type]
-        for scheme in self.position_scheme:
-            if type(scheme).overrides("embed"):
+        for scheme in schemes:
+            if scheme.overrides("embed"):
                 if inputs.get("inputs_embeds") is None:
                     inputs["inputs_embeds"] = words(inputs.pop("input_ids"))
                 inputs["inputs_embeds"] = scheme("embed", inputs["inputs_embeds"], posenc)
@@ -136,4 +138,4 @@ def install(architecture: Architecture) -> None:
             cls = variant_class(architecture, cls)
         return object.__new__(cls)
 
-    family.__new__ = __new__  # type: ignore[method-assign,assignment]
+    family.__new__ = __new__  # type: ignore[assignment]

@@ -98,7 +98,7 @@ class Learned(Scheme):
         """Give the architecture's own table the extended lookup, where one is asked for."""
         if self.options.extend:
             table.__class__ = ExtendedTable
-            table.how, table.max_positions = self.options.extend, self.max_positions
+            table.__dict__.update(how=self.options.extend, max_positions=self.max_positions)
 
     def embed(self, words_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
         self._refuse_past_the_table(positions)
