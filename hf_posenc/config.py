@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import CONFIG_NAME
 
 from .grammar import Item, parse
 from .names import VARIANT_PREFIX
@@ -53,7 +54,13 @@ class VariantConfig:
     model_type: ClassVar[str]
 
     def position_items(self) -> tuple[Item, ...]:
-        return parse(self.__dict__["position_scheme"])
+        scheme = self.__dict__.get("position_scheme")
+        if scheme is None:  # transformers builds configs without arguments, to see what the defaults are
+            raise ValueError(
+                f"a {self.model_type} config needs a position_scheme; a model without one has a "
+                f"{self.stock_class.__name__}"
+            )
+        return parse(scheme)
 
     @property
     def scheme_is_fresh(self) -> bool:
@@ -72,16 +79,18 @@ class VariantConfig:
         return values
 
     def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
-        """Write config.json with the mark that stock classes refuse, and the map to the remote-code shim."""
+        """Write config.json with the mark that stock classes refuse, and beside it the shim for remote code."""
         values = json.loads(self.to_json_string(use_diff))  # type: ignore[attr-defined]
-        values[KEPT_FIELDS] = {field: values.get(field) for field in MARKED_FIELDS}
+        values[KEPT_FIELDS] = {field: values[field] for field in MARKED_FIELDS if field in values}
         values.update(dict.fromkeys(MARKED_FIELDS, MARK))
         values["auto_map"] = {auto: f"{SHIM}.{name}" for auto, name in class_names_by_auto_class[type(self)].items()}
-        Path(json_file_path).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        path = Path(json_file_path)
+        path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        if path.name == CONFIG_NAME:
+            write_shim(type(self), path.parent)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
-        write_shim(type(self), Path(save_directory))
         self.__dict__[FRESH] = False
 
     @classmethod
@@ -107,13 +116,14 @@ def variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreTrained
     name, model_type = f"PosEnc{stock_class.__name__}", VARIANT_PREFIX + stock_class.model_type
 
     def __init__(self: Any, **kwargs: Any) -> None:
-        kwargs.update(kwargs.pop(KEPT_FIELDS, {}))
+        kept = kwargs.pop(KEPT_FIELDS, {})
+        for field in MARKED_FIELDS:
+            if kwargs.get(field) == MARK:
+                del kwargs[field]
+            if field in kept:
+                kwargs.setdefault(field, kept[field])
         kwargs.pop("auto_map", None)
         from_checkpoint = kwargs.pop("model_type", None) == model_type
-        if kwargs.get("position_scheme") is None:
-            raise ValueError(
-                f"a {model_type} config needs a position_scheme; a model without one has a {stock_class.__name__}"
-            )
         stock_class.__init__(self, **kwargs)
         self.__dict__[FRESH] = not from_checkpoint
 

@@ -234,6 +234,16 @@ def test_configs(architecture: str, tmp_path: Path) -> None:
     assert fresh.to_dict() == before
 
 
+@by_architecture
+def test_a_variant_whose_config_lost_its_scheme_is_refused(architecture: str, tmp_path: Path) -> None:
+    tiny.model(architecture, "rope", torch.float32).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    del written["position_scheme"]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match=f"posenc_{architecture} config needs a position_scheme"):
+        AUTO[architecture].from_pretrained(tmp_path)
+
+
 def test_marked_fields_come_back(tmp_path: Path) -> None:
     marked = {"problem_type": "regression", "initializer_range": 0.03}
     config = tiny.config("bert", position_scheme="rope", num_labels=1, **marked)
