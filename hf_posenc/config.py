@@ -22,9 +22,9 @@ MARK = (
     "this is a variant made by hf_posenc, not a stock checkpoint: "
     "run `pip install hf_posenc`, and `import hf_posenc` before you load it"
 )
-MARKED_FIELDS = ("initializer_range", "problem_type")
+MARKED_FIELDS = ("initializer_range", "hidden_act", "activation_function")
 """Fields of config.json that hold the mark in place of their value, so that stock classes refuse to load a variant:
-transformers 5 checks the type of the first, transformers 4 the value of the second, and both show what they found."""
+transformers 5 checks the type of the first, any release looks the activation up, and both show what they found."""
 KEPT_FIELDS = "posenc_marked_fields"
 """The field of config.json that holds the values of the marked ones."""
 FRESH = "_position_scheme_is_fresh"
@@ -82,7 +82,7 @@ class VariantConfig:
         """Write config.json with the mark that stock classes refuse, and beside it the shim for remote code."""
         values = json.loads(self.to_json_string(use_diff))  # type: ignore[attr-defined]
         values[KEPT_FIELDS] = {field: values[field] for field in MARKED_FIELDS if field in values}
-        values.update(dict.fromkeys(MARKED_FIELDS, MARK))
+        values.update(dict.fromkeys(values[KEPT_FIELDS], MARK))
         values["auto_map"] = {auto: f"{SHIM}.{name}" for auto, name in class_names_by_auto_class[type(self)].items()}
         path = Path(json_file_path)
         path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

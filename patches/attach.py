@@ -105,7 +105,7 @@ def initialise_live(plan: Plan, like: torch.Tensor, training: bool) -> None:
 
 
 def ignored_keys(base: nn.Module, architecture: Architecture) -> tuple[set[str], set[str]]:
-    """Patterns of keys that a stock checkpoint lacks, and of those it has too many, when a scheme is new to it."""
+    """Patterns of keys that a checkpoint lacks, and of those it has too many, when the scheme is new to it."""
     missing, unexpected = {r"(^|\.)position_scheme\."}, {r"(^|\.)position_scheme\."}
     if architecture.table and isinstance(base.get_submodule(architecture.table), NoTable):
         unexpected.add(rf"(^|\.){architecture.table.replace('.', '[.]')}[.]weight$")

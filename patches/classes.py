@@ -28,11 +28,22 @@ class Variant:
     architecture: ClassVar[Architecture]
     stock_class: ClassVar[type[PreTrainedModel]]
     _supports_flex_attn = True
+    _keys_to_ignore_on_load_missing: set[str] | None
+    _keys_to_ignore_on_load_unexpected: set[str] | None
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(config, VariantConfig):
             config = with_scheme(config, scheme_for_new_models.get())
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        self._take_schemes_in()
+        if config.scheme_is_fresh:
+            base: Any = next(module for module in self.modules() if isinstance(module, BaseVariant))  # type: ignore
+            missing, unexpected = ignored_keys(base, self.architecture)
+            self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), *missing}
+            self._keys_to_ignore_on_load_unexpected = {*(self._keys_to_ignore_on_load_unexpected or ()), *unexpected}
+
+    def _take_schemes_in(self) -> None:
+        """Heads have nothing to take in: the base model inside of them has done it."""
 
     def _init_weights(self, module: nn.Module) -> None:
         if not initialise(module):
@@ -54,13 +65,9 @@ class BaseVariant(Variant):
     position_scheme: nn.ModuleList
     active_schemes: tuple[tuple[int, ...], ...]
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
-        attach(self, self.architecture, plan(self.architecture, self.config, self.config.position_items()))  # type: ignore
-        if self.config.scheme_is_fresh:  # type: ignore[attr-defined]
-            missing, unexpected = ignored_keys(self, self.architecture)  # type: ignore[arg-type]
-            self._keys_to_ignore_on_load_missing |= missing  # type: ignore[attr-defined]
-            self._keys_to_ignore_on_load_unexpected |= unexpected  # type: ignore[attr-defined]
+    def _take_schemes_in(self) -> None:
+        items = self.config.position_items()  # type: ignore[attr-defined]
+        attach(self, self.architecture, plan(self.architecture, self.config, items))  # type: ignore[arg-type,attr-defined]
         self.init_weights()  # type: ignore[attr-defined]
 
     def place(self, inputs: dict[str, Any]) -> Any:
