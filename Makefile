@@ -46,4 +46,4 @@ check: install  ## lint, types, tests, and a wheel that imports outside of the c
 	sh tests/wheel_smoke.sh $(PYTHON) $(VENV)
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(VENV)-oldest build dist demo *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-oldest build dist demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from . import plugin
 
 if TYPE_CHECKING:
-    from . import schemes
+    from .catalogue import SchemeInfo
     from .patches import patched, restore, retrofit
     from .schemes import register_scheme
+
+    def schemes() -> dict[str, SchemeInfo]: ...
+
 
 __version__ = "0.1.0"
 __all__ = ["patched", "register_scheme", "restore", "retrofit", "schemes"]
@@ -32,8 +35,8 @@ def __getattr__(name: str) -> Any:
     # Late, because these import torch and the models: `import hf_posenc` must cost next to nothing.
     from importlib import import_module
 
-    if name == "schemes":
-        return import_module(".schemes", __name__)
+    if name in ("schemes", "patches", "models"):
+        return import_module(f".{name}", __name__)
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

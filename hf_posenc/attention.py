@@ -19,7 +19,8 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
-from .scheme import Positions, Scheme
+from .positions import self_attention_cache
+from .scheme import Positions, Scheme, tracing
 
 NAME = "hf_posenc"
 CAN_ADD_SCORES = ("sdpa", "eager", "flex_attention")
@@ -31,10 +32,13 @@ class AttentionConfig:
     _attn_implementation = NAME
 
     def __init__(self, config: Any) -> None:
-        self._config = config
+        self.__dict__["_config"] = config
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._config, name, value)
 
 
 class TurningCache:
@@ -75,8 +79,7 @@ class PositionedAttention(nn.Module):
             )
         turns = schemes_at("rotate", self, posenc)
         if turns:
-            cache = kwargs.get("past_key_values")
-            cache = getattr(cache, "self_attention_cache", cache)
+            cache = self_attention_cache(kwargs.get("past_key_values"))
             kwargs["past_key_values"] = TurningCache(cache, lambda keys: turned(keys, turns))
         return super().forward(*args, posenc=posenc, **kwargs)
 
@@ -128,14 +131,15 @@ def positioned_attention(
 
     if not terms:
         return flex(module, query, key, value, attention_mask, None, posenc, **kwargs)
-    refuse_backend(backend, [type(scheme) for scheme, _, _ in scoring])
+    refuse_backend(backend, [scheme for scheme, _, _ in scoring])
     if key.shape[2] != posenc.key_length:
         raise ValueError(
             f"the cache handed out {key.shape[2]} keys where {posenc.key_length} were expected: this cache class "
             "drops or moves keys, so their positions are lost; use DynamicCache or StaticCache"
         )
-    values = sum(term.values for term in terms)
-    causal = module.is_causal and query.shape[2] > 1 and attention_mask is None
+    values = sum(term.values.to(query.device) for term in terms)
+    asked = kwargs.get("is_causal")
+    causal = (module.is_causal if asked is None else asked) and query.shape[2] > 1 and attention_mask is None
     if causal and key.shape[2] > query.shape[2]:  # a first call with a static cache: the rest of it is empty
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         values = values[..., : values.shape[-1] - (posenc.key_length - query.shape[2])]
@@ -148,8 +152,8 @@ def positioned_attention(
     return stock(module, query, key, value, mask, **kwargs)
 
 
-def refuse_backend(backend: str | None, schemes: list[type[Scheme]]) -> None:
-    """Raise if a backend cannot add the score terms of any of the schemes."""
+def refuse_backend(backend: str | None, schemes: list[Any]) -> None:
+    """Raise if a backend cannot add the score terms of any of the schemes, which are classes or modules."""
     scoring = [scheme.name for scheme in schemes if scheme.overrides("score")]
     if scoring and backend is not None and backend not in CAN_ADD_SCORES:
         raise ValueError(
@@ -160,6 +164,9 @@ def refuse_backend(backend: str | None, schemes: list[type[Scheme]]) -> None:
 
 def dense_bias(values: torch.Tensor, posenc: Positions, num_queries: int, num_keys: int) -> torch.Tensor:
     """(B or 1, H, Q, K) of the values by distance."""
+    if posenc.uniform and tracing():  # a view of a symbolic length would fix the length
+        places = torch.arange(num_keys, device=values.device) - torch.arange(num_queries, device=values.device)[:, None]
+        return values[:, places + num_queries - 1][None]
     if posenc.uniform:
         return rows_by_falling_query(values, num_keys).flip(-2)[None]
     return values.transpose(0, 1)[..., :num_keys]
@@ -186,7 +193,7 @@ def masked(bias: torch.Tensor, attention_mask: torch.Tensor | None, causal: bool
 
 def _strided_bias_pays(query: torch.Tensor) -> bool:
     # Elsewhere the kernels want an aligned mask and would copy the view. Compiled code would copy it too.
-    return query.device.type == "cpu" and query.shape[2] > 1 and not torch.compiler.is_compiling()
+    return query.device.type == "cpu" and query.shape[2] > 1 and not tracing()
 
 
 def sdpa_strided(

@@ -6,7 +6,9 @@ into the variant's config class, with a `model_type` of its own, so that no vari
 
 from __future__ import annotations
 
+import importlib
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +17,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
 from .grammar import Item, parse
-from .names import VARIANT_PREFIX
+from .names import STOCK_CONFIGS, VARIANT_PREFIX
 
 SHIM = "modeling_hf_posenc"
 MARK = (
@@ -52,6 +54,7 @@ class VariantConfig:
 
     stock_class: ClassVar[type[PreTrainedConfig]]
     model_type: ClassVar[str]
+    position_scheme: Any
 
     def position_items(self) -> tuple[Item, ...]:
         scheme = self.__dict__.get("position_scheme")
@@ -64,7 +67,7 @@ class VariantConfig:
 
     @property
     def scheme_is_fresh(self) -> bool:
-        """Whether the scheme was set in this process: its parameters are then in no checkpoint yet."""
+        """Whether the scheme was set on a stock config, so that its parameters are in no checkpoint yet."""
         return bool(self.__dict__.get(FRESH))
 
     def forget_scheme(self) -> None:
@@ -83,6 +86,7 @@ class VariantConfig:
         values = json.loads(self.to_json_string(use_diff))  # type: ignore[attr-defined]
         values[KEPT_FIELDS] = {field: values[field] for field in MARKED_FIELDS if field in values}
         values.update(dict.fromkeys(values[KEPT_FIELDS], MARK))
+        _announce(self.stock_class)  # a config that was unpickled has not been through the constructor
         values["auto_map"] = {auto: f"{SHIM}.{name}" for auto, name in class_names_by_auto_class[type(self)].items()}
         path = Path(json_file_path)
         path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -111,21 +115,24 @@ def write_shim(config_class: type, directory: Path) -> None:
 
 def variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """The config class of the variants of a stock config class; made once."""
-    if stock_class in _VARIANTS:
+    with _lock:
+        if stock_class not in _VARIANTS:
+            _VARIANTS[stock_class] = _make_variant_config_class(stock_class)
         return _VARIANTS[stock_class]
+
+
+def _make_variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     name, model_type = f"PosEnc{stock_class.__name__}", VARIANT_PREFIX + stock_class.model_type
 
     def __init__(self: Any, **kwargs: Any) -> None:
-        kept = kwargs.pop(KEPT_FIELDS, {})
-        for field in MARKED_FIELDS:
-            if kwargs.get(field) == MARK:
-                del kwargs[field]
-            if field in kept:
-                kwargs.setdefault(field, kept[field])
+        kept = kwargs.pop(KEPT_FIELDS, None)
+        if isinstance(kept, dict):  # read back from config.json: whatever mark stands there, the values are these
+            kwargs.update({field: kept[field] for field in MARKED_FIELDS if field in kept})
         kwargs.pop("auto_map", None)
         from_checkpoint = kwargs.pop("model_type", None) == model_type
         stock_class.__init__(self, **kwargs)
         self.__dict__[FRESH] = not from_checkpoint
+        _announce(stock_class)
 
     def __eq__(self: Any, other: Any) -> bool:
         return type(self) is type(other) and self.to_dict() == other.to_dict()
@@ -141,12 +148,25 @@ def variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreTrained
         "model_type": model_type,
         "stock_class": stock_class,
     }
-    variant: type[PreTrainedConfig] = type(name, (VariantConfig, stock_class), body)
-    _VARIANTS[stock_class] = globals()[name] = variant
+    globals()[name] = variant = type(name, (VariantConfig, stock_class), body)
     return variant
 
 
 _VARIANTS: dict[type[PreTrainedConfig], type[PreTrainedConfig]] = {}
+_lock = threading.RLock()
+
+
+def __getattr__(name: str) -> Any:
+    """The variant config classes by name, made when they are asked for: a pickled config asks for its class."""
+    for module_name, stock_name in STOCK_CONFIGS.items():
+        if name == f"PosEnc{stock_name}":
+            return install(getattr(importlib.import_module(module_name), stock_name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _announce(stock_class: type[PreTrainedConfig]) -> None:
+    for hook in when_scheme_is_set:
+        hook(stock_class)
 
 
 def install(stock_class: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
@@ -159,9 +179,9 @@ def install(stock_class: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
             # `GPT2Config.from_pretrained(variant)` reads the variant's config.json: build the variant's config.
             if cls is stock_class and kwargs.get("model_type") == variant.model_type:
                 cls = variant
-            return object.__new__(cls)
+            return super(stock_class, cls).__new__(cls)
 
-        stock_class.__new__ = __new__  # type: ignore[assignment]
+        stock_class.__new__ = staticmethod(__new__)  # type: ignore[assignment]
     return variant
 
 
@@ -176,11 +196,9 @@ def _become_variant(config: PreTrainedConfig, value: Any) -> None:
             f"{type(config).__name__} is a subclass of {stock_class.__name__}, and a position_scheme would lose "
             f"what it adds; set it on a {stock_class.__name__}"
         )
-    for hook in when_scheme_is_set:
-        hook(stock_class)
+    _announce(stock_class)
     if not isinstance(config, VariantConfig):
         _change_class(config, _VARIANTS[stock_class])
-    if config.__dict__.get("position_scheme") != value:
         config.__dict__[FRESH] = True
     config.__dict__["position_scheme"] = value
 

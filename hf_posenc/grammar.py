@@ -74,7 +74,8 @@ def _parse_item(item: Any) -> Item:
     known = [field.name for field in dataclasses.fields(scheme.Options)]
     for key in options:
         if key not in known:
-            raise ValueError(f"{scheme.name}: unknown option {key!r}{nearest(key, [*known, *COMMON_KEYS])}")
+            common = ["type"] if scheme.at_input else COMMON_KEYS
+            raise ValueError(f"{scheme.name}: unknown option {key!r}{nearest(key, [*known, *common])}")
     try:
         built = scheme.Options(**options)
     except ValueError as error:
@@ -89,7 +90,7 @@ def _check_layers(scheme: type[Scheme], layers: Any) -> list[int] | str | None:
         raise ValueError(f"{scheme.name}: layers means nothing at the input embedding; leave it out")
     if isinstance(layers, str):
         match = SLICE.fullmatch(layers)
-        if match and match[3] != "0":
+        if match and int(match[3] or 1) > 0:
             return layers
     elif isinstance(layers, (list, tuple)) and layers and all(map(_is_layer, layers)):
         return list(layers)

@@ -13,6 +13,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _LazyAutoMapping
 
 from . import config as configs
+from .patches import guard
 from .patches.architecture import Architecture
 from .patches.classes import install, variant_class
 from .patches.live import ARCHITECTURES
@@ -28,6 +29,7 @@ def register(stock_config: type[PreTrainedConfig]) -> None:
         if architecture.model_type in _registered:
             return
         install(architecture)
+        guard.install()
         variant_config = configs.variant_config_class(stock_config)
         names = {"AutoConfig": variant_config.__name__}
         for mapping in _mappings():

@@ -54,10 +54,17 @@ def fits(hint: Any, value: Any) -> bool:
     if origin is not None:
         return isinstance(value, origin)
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_float(value)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)
+
+
+def _is_float(value: float) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:  # a whole number too long for a float
+        return False
 
 
 def spell(hint: Any) -> str:

@@ -10,21 +10,14 @@ import dataclasses
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .names import VARIANT_PREFIX
+from .names import STOCK_CONFIGS, STOCK_TYPES, VARIANT_PREFIX
 
 AfterImport = Callable[[types.ModuleType], None]
-STOCK_CONFIGS = {
-    "transformers.models.bert.configuration_bert": "BertConfig",
-    "transformers.models.gpt2.configuration_gpt2": "GPT2Config",
-    "transformers.models.llama.configuration_llama": "LlamaConfig",
-}
-STOCK_TYPES = ("bert", "gpt2", "llama")
 
 
 class _Loader(importlib.abc.Loader):
@@ -42,6 +35,7 @@ class _Loader(importlib.abc.Loader):
         assert spec is not None
         spec.loader = module.__loader__ = self._real  # whoever inspects the module later sees nothing of this
         self._real.exec_module(module)
+        _finder.waiting.pop(module.__name__, None)  # not before: an import can fail and be tried again
         self._after(module)
 
 
@@ -54,10 +48,11 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        after = self.waiting.pop(name, None)
+        after = self.waiting.get(name)
         if after is None:
             return None
-        spec = importlib.util.find_spec(name) if path is None else importlib.machinery.PathFinder.find_spec(name, path)
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, after)
         return spec

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.utils.generic import is_flash_attention_requested
 
-from .scheme import Positions
+from .scheme import Positions, tracing
 
 
 class Order(enum.Enum):
@@ -32,11 +32,13 @@ class Located:
     positions: Positions
     attention_mask: Any
     order: Order
+    all_BK: torch.Tensor | None = None
+    """The positions of all tokens so far, where they are known."""
 
 
 def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool, needs_distances: bool) -> Located:
     """Find where the tokens of one forward stand, and shut documents that share a row off from each other."""
-    tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"][..., 0]
+    tokens = tokens_of(inputs)
     num_queries = tokens.shape[-1]
     rows = tokens.numel() // max(num_queries, 1)
     mask, given = inputs.get("attention_mask"), inputs.get("position_ids")
@@ -52,10 +54,12 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
         order, by_slot = Order.STEADY, True
     else:
         queries_BQ = given.reshape(-1, num_queries)
-        real_BQ = None if visible_BK is None else _at_slots(visible_BK, seen, num_queries)
+        real_BQ = _at_slots(visible_BK, seen, num_queries)
         order, by_slot = _survey(queries_BQ, slots_BQ, real_BQ)
         by_slot = by_slot and first_call  # of keys in a cache, only the padding mask knows
     _refuse_irregular_cache(cache, seen, order, needs_distances)
+    if given is not None and needs_distances and not first_call:
+        _refuse_jump(cache, queries_BQ.expand(rows, -1), visible_BK, seen)
 
     key_length = _key_length(cache, seen, num_queries)
     if by_slot or not needs_distances:
@@ -65,6 +69,9 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
         distances = keys_BK[:, None, :] - queries_BQ[:, :, None]
     if given is not None and first_call and (mask is None or padding is not None):
         mask = _separate(order, queries_BQ.expand(rows, -1), mask, padding, config, causal, dtype)
+        if isinstance(mask, torch.Tensor) and mask.dim() == 4:  # a static cache hands out slots that are still empty
+            nothing = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+            mask = torch.nn.functional.pad(mask, (0, key_length - num_queries), value=nothing)
     positions = Positions(
         queries_BQ=queries_BQ,
         distances=distances,
@@ -72,23 +79,38 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
         key_length=key_length,
         length_bound=seen + num_queries if given is None and isinstance(seen, int) else None,
         cached=not first_call,
+        cache_filled_at=getattr(cache, "posenc_filled_at", None),
         packed=order in (Order.RESTARTS, Order.UNKNOWN),
         dtype=torch.float64 if dtype == torch.float64 else torch.float32,
     )
-    return Located(positions, mask, order)
+    return Located(positions, mask, order, _all_positions(cache, queries_BQ.expand(rows, -1), seen))
 
 
-def note_order(outputs: Any, order: Order) -> None:
-    """Leave a note on the cache of a forward whose positions a later call could not work out from padding alone."""
-    if order in (Order.STEADY, Order.UNKNOWN):
+def annotate_cache(outputs: Any, located: Located, needs_distances: bool, length_matters: bool) -> None:
+    """Leave on the cache what a later call could not work out from its padding alone."""
+    if tracing():
         return
+    irregular = located.order in (Order.GAPS, Order.RESTARTS)
+    first = length_matters and not located.positions.cached
     cache = outputs.get("past_key_values") if isinstance(outputs, dict) else None
     for found in [cache] if cache is not None else outputs if isinstance(outputs, tuple) else []:
         if hasattr(found, "get_seq_length"):
-            self_attention_cache(found).posenc_order = order
+            own = self_attention_cache(found)
+            if irregular or hasattr(own, "posenc_order"):
+                own.posenc_order = located.order
+            if first:
+                own.posenc_filled_at = located.positions.length()
+            if needs_distances:
+                own.posenc_positions = located.all_BK
+
+
+def tokens_of(inputs: dict[str, Any]) -> torch.Tensor:
+    """Something with the shape of the token ids, also where embeddings were passed instead."""
+    return inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"][..., 0]
 
 
 def self_attention_cache(cache: Any) -> Any:
+    """Of the cache of a decoder with cross-attention, the part that self-attention uses."""
     return getattr(cache, "self_attention_cache", cache)
 
 
@@ -96,7 +118,7 @@ def _seen(cache: Any) -> int | torch.Tensor:
     """How many slots the cache has filled. A static cache counts in a tensor, which tracing cannot read."""
     seen = cache.get_seq_length() if cache is not None else 0
     if isinstance(seen, torch.Tensor):
-        return seen.clone() if torch.compiler.is_compiling() else int(seen)
+        return seen.clone() if tracing() else int(seen)
     return seen
 
 
@@ -104,7 +126,7 @@ def _key_length(cache: Any, seen: int | torch.Tensor, num_queries: int) -> int:
     """How many keys attention will see: a static cache hands out all its slots, filled or not."""
     if cache is not None:
         limit = getattr(cache, "get_max_length", None) or cache.get_max_cache_shape
-        longest = limit()
+        longest = limit(0)  # of the first layer: a cache that has none yet has no limit
         if longest is not None and longest > 0:
             return longest
     assert isinstance(seen, int)
@@ -123,7 +145,15 @@ def _seen_by_any(mask: Any) -> torch.Tensor | None:
     return visible.any(1).any(1)
 
 
-def _at_slots(visible_BK: torch.Tensor, seen: int | torch.Tensor, num_queries: int) -> torch.Tensor:
+def _at_slots(visible_BK: torch.Tensor | None, seen: int | torch.Tensor, num_queries: int) -> torch.Tensor | None:
+    """(B, Q): which of the new tokens are visible, that is not padding."""
+    if visible_BK is None:
+        return None
+    if isinstance(seen, int) and visible_BK.shape[-1] < seen + num_queries:
+        raise ValueError(
+            f"attention_mask covers {visible_BK.shape[-1]} tokens, but {seen} cached and {num_queries} new ones are to "
+            "be attended to: pass the mask of all of them"
+        )
     slots = torch.arange(num_queries, device=visible_BK.device) + seen
     return visible_BK.index_select(1, slots)
 
@@ -132,7 +162,7 @@ def _survey(queries: torch.Tensor, slots: torch.Tensor, real: torch.Tensor | Non
     """How explicit positions run, and whether they run along with the slots. Reads three flags off the device."""
     if queries.shape[-1] == 1:
         return Order.STEADY, True
-    if torch.compiler.is_compiling():
+    if tracing():
         return Order.UNKNOWN, False
     if real is None:
         real = torch.ones_like(queries, dtype=torch.bool)
@@ -152,9 +182,13 @@ def _survey(queries: torch.Tensor, slots: torch.Tensor, real: torch.Tensor | Non
 
 
 def document_starts(queries: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """True at each real token whose position does not rise above that of the real token in the slot before."""
-    falls = (queries[:, 1:] <= queries[:, :-1]) & real[:, 1:] & real[:, :-1]
-    return torch.nn.functional.pad(falls, (1, 0))
+    """True at each real token whose position is below that of the real token before it, or zero a second time."""
+    slots = torch.arange(queries.shape[-1], device=queries.device).expand_as(queries)
+    last_real = torch.where(real, slots, -1).cummax(-1).values
+    last_real = torch.nn.functional.pad(last_real[:, :-1], (1, 0), value=-1)
+    before = queries.gather(1, last_real.clamp(min=0))
+    falls = (queries < before) | ((queries == 0) & (before == 0))
+    return falls & real & (last_real >= 0)
 
 
 def _refuse_irregular_cache(cache: Any, seen: Any, order: Order, needs_distances: bool) -> None:
@@ -173,6 +207,37 @@ def _refuse_irregular_cache(cache: Any, seen: Any, order: Order, needs_distances
         )
 
 
+def _all_positions(cache: Any, queries: torch.Tensor, seen: int | torch.Tensor) -> torch.Tensor | None:
+    if not isinstance(seen, int):
+        return None
+    if seen == 0:
+        return queries
+    earlier = getattr(cache, "posenc_positions", None)
+    if earlier is None or earlier.shape[0] != queries.shape[0] or earlier.shape[1] < seen:
+        return None
+    return torch.cat([earlier[:, :seen].to(queries.device), queries], dim=-1)
+
+
+def _refuse_jump(cache: Any, queries: torch.Tensor, visible_BK: torch.Tensor | None, seen: Any) -> None:
+    """Later, keys are placed by counting back from the queries: that is right only if these go on where keys ended."""
+    everything = _all_positions(cache, queries, seen)
+    if everything is None or tracing():
+        return
+    visible = torch.ones_like(everything, dtype=torch.bool)
+    if visible_BK is not None:
+        visible = visible_BK[:, : everything.shape[1]].expand_as(everything)
+    places = torch.arange(everything.shape[1], device=everything.device)
+    last = torch.where(visible & (places < seen), places, -1).amax(-1, keepdim=True)
+    first = torch.where(visible & (places >= seen), places, everything.shape[1]).amin(-1, keepdim=True)
+    comparable = (last >= 0) & (first < everything.shape[1])
+    step = everything.gather(1, first.clamp(max=everything.shape[1] - 1)) - everything.gather(1, last.clamp(min=0))
+    if bool((comparable & (step != 1)).any()):
+        raise ValueError(
+            "position_ids do not go on where the cached tokens ended, and this position scheme needs the distance to "
+            "each of them: pass use_cache=False and the whole rows, or position_ids that go on by one"
+        )
+
+
 def _key_positions(
     queries: torch.Tensor, visible_BK: torch.Tensor | None, seen: Any, first_call: bool, key_length: int
 ) -> torch.Tensor:
@@ -184,8 +249,13 @@ def _key_positions(
         visible_BK = torch.ones(1, key_length, dtype=torch.bool, device=queries.device)
     visible_BK = pad(visible_BK[:, :key_length], (0, max(key_length - visible_BK.shape[-1], 0)))
     counts = visible_BK.cumsum(-1)
-    first_query = torch.as_tensor(seen, device=queries.device).view(1)
-    return counts - counts.index_select(1, first_query) + queries[:, :1]
+    real = _at_slots(visible_BK, seen, queries.shape[-1])
+    assert real is not None
+    places = _at_slots(counts, seen, queries.shape[-1])
+    assert places is not None
+    shifts = queries - places
+    first_real = real.int().argmax(-1, keepdim=True)
+    return counts + shifts.expand(real.shape[0], -1).gather(1, first_real)
 
 
 def _separate(
@@ -198,7 +268,7 @@ def _separate(
     if order is Order.GAPS:  # transformers takes a gap for a new document unless there is a padding mask
         return mask if mask is not None else torch.ones_like(queries)
     if is_flash_attention_requested(requested_attention_implementation=implementation):
-        if queries.shape[0] > 1 or padding is not None:
+        if order is Order.RESTARTS and (queries.shape[0] > 1 or padding is not None):
             raise ValueError(
                 "flash attention takes packed rows (position_ids that restart) only as a single row without an "
                 'attention mask: flatten the batch, or use attn_implementation="sdpa"'

@@ -5,6 +5,7 @@ Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -13,6 +14,11 @@ import torch
 from torch import nn
 
 from .options import Options as AnyOptions
+
+
+def tracing() -> bool:
+    """Whether this forward is being recorded, so that no tensor can be read and nothing decided by its values."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,36 +38,53 @@ class ModelShape:
     """The checkpoint's own rotation; None where it has none."""
 
 
-@dataclasses.dataclass
 class Positions:
     """Where the tokens of one forward stand. Built once a forward, handed to every layer.
 
     `distances` is key position minus query position. When every query sees its keys at the same distances by slot
     (`uniform`), it is one vector, L long: key slot j from query slot i is at `distances[j - i + Q - 1]`. Otherwise
     (gaps, packed rows) it is of shape (B, Q, K).
+
+    A plain class, not a dataclass: FSDP's mixed precision looks into dataclasses and would narrow what is in here.
     """
 
-    queries_BQ: torch.Tensor
-    distances: torch.Tensor
-    uniform: bool
-    key_length: int
-    length_bound: int | None
-    """No position is above this less one; None where explicit position_ids leave it open."""
-    cached: bool
-    """Whether keys of earlier calls take part."""
-    packed: bool
-    """Whether rows hold several documents."""
-    dtype: torch.dtype
-    """What angles and biases are computed in: float32, or float64 in a float64 model. Never narrower."""
-    prepared: list[Any] = dataclasses.field(default_factory=list)
-    """What each scheme's `prepare` returned, by its place in `position_scheme`."""
     schemes: Sequence[Scheme] = ()
     active: tuple[tuple[int, ...], ...] = ()
     """For each layer, the places of the schemes that act in it."""
 
+    def __init__(
+        self,
+        queries_BQ: torch.Tensor,
+        distances: torch.Tensor,
+        *,
+        uniform: bool,
+        key_length: int,
+        length_bound: int | None,
+        cached: bool,
+        cache_filled_at: int | None,
+        packed: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        self.queries_BQ = queries_BQ
+        self.distances = distances
+        self.uniform = uniform
+        self.key_length = key_length
+        self.length_bound = length_bound
+        """No position is above this less one; None where explicit position_ids leave it open."""
+        self.cached = cached
+        """Whether keys of earlier calls take part."""
+        self.cache_filled_at = cache_filled_at
+        """The length at which the first of those calls was made, where a scheme asks for it."""
+        self.packed = packed
+        """Whether rows hold, or may hold, several documents."""
+        self.dtype = dtype
+        """What biases are computed in: float32, or float64 in a float64 model. Never narrower."""
+        self.prepared: list[Any] = []
+        """What each scheme's `prepare` returned, by its place in `position_scheme`."""
+
     def length(self) -> int | None:
         """One more than the highest position. While traced, when no tensor can be read: the bound."""
-        if torch.compiler.is_compiling():
+        if tracing():
             return self.length_bound
         return int(self.queries_BQ.max()) + 1
 
@@ -73,12 +96,10 @@ class Positions:
                 return value.to(device, non_blocking=non_blocking)
             return type(value)(map(move, value)) if isinstance(value, (tuple, list)) else value
 
-        return dataclasses.replace(
-            self,
-            queries_BQ=move(self.queries_BQ),
-            distances=move(self.distances),
-            prepared=move(self.prepared),
-        )
+        moved = copy.copy(self)
+        moved.queries_BQ, moved.distances = move(self.queries_BQ), move(self.distances)
+        moved.prepared = move(self.prepared)
+        return moved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +121,8 @@ class Scheme(nn.Module):
     paper: ClassVar[str]
     extends: ClassVar[bool]
     """Whether a trained model can be run past its trained length at all (not: how well)."""
+    depends_on_length: bool = False
+    """Whether what it computes changes with the length of the input, so that a cache must know its own."""
     at_input: ClassVar[bool] = False
     """Acts at the input embedding, so that `layers` means nothing to it."""
     Options: ClassVar[type[AnyOptions]] = AnyOptions
@@ -145,6 +168,9 @@ class Scheme(nn.Module):
 
     def dress_table(self, table: nn.Embedding) -> None:
         """Change how the architecture's own table looks up, by giving the object a subclass of its class."""
+
+    def undress_table(self, table: nn.Embedding) -> None:
+        """Undo `dress_table`."""
 
 
 class LayerPart(nn.Module):

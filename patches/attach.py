@@ -24,11 +24,13 @@ class Plan:
     """For each layer with parameters of its own, those of each scheme by its place."""
     active: tuple[tuple[int, ...], ...]
     keeps_table: bool
+    position_scheme: Any
 
 
-def plan(architecture: Architecture, config: Any, items: Any) -> Plan:
-    """Build the schemes for a model of this config; whatever does not fit is a ValueError."""
+def plan(architecture: Architecture, config: Any) -> Plan:
+    """Build the schemes that a config names for a model of it; whatever does not fit is a ValueError."""
     architecture.refuse_config(config)
+    items = config.position_items()
     refuse_backend(config._attn_implementation, [item.scheme for item in items])
     shape = architecture.shape(config)
     layers = [item.active_layers(shape.num_layers) for item in items]
@@ -42,7 +44,8 @@ def plan(architecture: Architecture, config: Any, items: Any) -> Plan:
     active = tuple(
         tuple(place for place, own in enumerate(layers) if layer in own) for layer in range(shape.num_layers)
     )
-    return Plan(schemes, parts, active, any(scheme.keeps_table() for scheme in schemes))
+    keeps_table = any(scheme.keeps_table() for scheme in schemes)
+    return Plan(schemes, parts, active, keeps_table, copy.deepcopy(config.position_scheme))
 
 
 def attach(base: nn.Module, architecture: Architecture, plan: Plan) -> dict[str, nn.Module]:
@@ -64,6 +67,7 @@ def attach(base: nn.Module, architecture: Architecture, plan: Plan) -> dict[str,
             module.position_scheme = plan.parts[layer]
     base.position_scheme = nn.ModuleList(plan.schemes)
     base.__dict__["active_schemes"] = plan.active
+    base.__dict__["built_scheme"] = plan.position_scheme
     return removed
 
 
@@ -74,12 +78,10 @@ def detach(base: nn.Module, architecture: Architecture, removed: dict[str, nn.Mo
         module.__class__ = stock_class[type(module)]
         if hasattr(module, "position_scheme"):
             del module.position_scheme
-    del base.position_scheme, base.active_schemes
     if architecture.table and architecture.table not in removed:
-        table = base.get_submodule(architecture.table)
-        table.__class__ = nn.Embedding
-        for name in ("how", "max_positions"):
-            table.__dict__.pop(name, None)
+        for scheme in base.position_scheme:  # type: ignore[union-attr]
+            scheme.undress_table(base.get_submodule(architecture.table))
+    del base.position_scheme, base.active_schemes, base.built_scheme
     like = base.get_input_embeddings().weight  # type: ignore[operator]
     for path, module in removed.items():
         is_table = path == architecture.table

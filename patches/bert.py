@@ -9,6 +9,7 @@ from torch import nn
 from transformers.models.bert import modeling_bert
 
 from hf_posenc.attention import PositionedAttention
+from hf_posenc.positions import tokens_of
 
 from .architecture import Architecture
 
@@ -27,8 +28,7 @@ class PosEncBertCrossAttention(modeling_bert.BertCrossAttention):
 def _token_types(base: nn.Module, inputs: dict[str, Any]) -> None:
     # The stock embeddings look absent token types up in a buffer as long as the trained length.
     if inputs.get("token_type_ids") is None:
-        tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"][..., 0]
-        inputs["token_type_ids"] = torch.zeros_like(tokens, dtype=torch.long)
+        inputs["token_type_ids"] = torch.zeros_like(tokens_of(inputs), dtype=torch.long)
 
 
 BERT = Architecture(

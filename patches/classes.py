@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
@@ -12,13 +13,15 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.attention import refuse_backend
 from hf_posenc.config import VariantConfig, variant_config_class
-from hf_posenc.positions import locate, note_order
+from hf_posenc.positions import Located, annotate_cache, locate, tokens_of
 from hf_posenc.scheme import Scheme
 
 from .architecture import Architecture
 from .attach import attach, ignored_keys, initialise, plan, with_scheme
 
 MODULE = "hf_posenc.models"
+FLATTENED = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
+"""Inputs with an axis for choices (double heads) are laid out flat, which stock models do for token ids only."""
 scheme_for_new_models: ContextVar[Any] = ContextVar("scheme_for_new_models", default=None)
 
 
@@ -28,19 +31,37 @@ class Variant:
     architecture: ClassVar[Architecture]
     stock_class: ClassVar[type[PreTrainedModel]]
     _supports_flex_attn = True
-    _keys_to_ignore_on_load_missing: set[str] | None
-    _keys_to_ignore_on_load_unexpected: set[str] | None
+    _keys_to_ignore_on_load_missing: Any
+    _keys_to_ignore_on_load_unexpected: Any
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(config, VariantConfig):
-            config = with_scheme(config, scheme_for_new_models.get())
+            scheme = scheme_for_new_models.get()
+            if scheme is None:
+                raise ValueError(f"{type(self).__name__} needs a config with a position_scheme, got {type(config)}")
+            config = with_scheme(config, scheme)
+        config.position_items()
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         self._take_schemes_in()
         if config.scheme_is_fresh:
             base: Any = next(module for module in self.modules() if isinstance(module, BaseVariant))  # type: ignore
             missing, unexpected = ignored_keys(base, self.architecture)
-            self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), *missing}
-            self._keys_to_ignore_on_load_unexpected = {*(self._keys_to_ignore_on_load_unexpected or ()), *unexpected}
+            self._keys_to_ignore_on_load_missing = _with(self._keys_to_ignore_on_load_missing, missing)
+            self._keys_to_ignore_on_load_unexpected = _with(self._keys_to_ignore_on_load_unexpected, unexpected)
+            # The checkpoint it came from is not this model: an adapter that names it would be put on a stock one.
+            self.name_or_path = config._name_or_path = ""
+
+    @property
+    def config(self) -> Any:
+        return self.__dict__["config"]
+
+    @config.setter
+    def config(self, config: Any) -> None:
+        """Composite models replace the configs of their parts: whichever it is, it must name the scheme."""
+        mine = self.__dict__.get("config")
+        if mine is not None and not isinstance(config, VariantConfig):
+            config.position_scheme = mine.position_scheme
+        self.__dict__["config"] = config
 
     def _take_schemes_in(self) -> None:
         """Heads have nothing to take in: the base model inside of them has done it."""
@@ -50,7 +71,7 @@ class Variant:
             super()._init_weights(module)  # type: ignore[misc]
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
-        items = self.config.position_items()  # type: ignore[attr-defined]
+        items = self.config.position_items()
         refuse_backend(attn_implementation, [item.scheme for item in items])
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)  # type: ignore[misc]
 
@@ -59,20 +80,30 @@ class Variant:
         """Nothing to do: variants are saved with a shim that imports this package, never with copies of its files."""
 
 
+def _with(patterns: Any, more: set[str]) -> Any:
+    """The patterns and some more, in the container that this release of transformers keeps them in."""
+    return patterns | more if isinstance(patterns, set) else [*(patterns or []), *more]
+
+
 class BaseVariant(Variant):
     """The variant of a base model: holds the schemes, and finds the positions of every forward."""
 
     position_scheme: nn.ModuleList
     active_schemes: tuple[tuple[int, ...], ...]
+    built_scheme: Any
 
     def _take_schemes_in(self) -> None:
-        items = self.config.position_items()  # type: ignore[attr-defined]
-        attach(self, self.architecture, plan(self.architecture, self.config, items))  # type: ignore[arg-type,attr-defined]
+        attach(self, self.architecture, plan(self.architecture, self.config))  # type: ignore[arg-type]
         self.init_weights()  # type: ignore[attr-defined]
 
-    def place(self, inputs: dict[str, Any]) -> Any:
-        """Complete the inputs of a stock forward with positions; returns how the positions run."""
+    def place(self, inputs: dict[str, Any]) -> Located:
+        """Complete the inputs of a stock forward with positions, and return them."""
         config, words = self.config, self.get_input_embeddings()  # type: ignore[attr-defined]
+        if config.position_scheme != self.built_scheme:
+            raise ValueError(
+                f"config.position_scheme is {config.position_scheme!r}, but the model was built with "
+                f"{self.built_scheme!r}: a live model is changed by hf_posenc.restore and hf_posenc.retrofit"
+            )
         dtype = words.weight.dtype if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"].dtype
         schemes: list[Scheme] = list(self.position_scheme)  # type: ignore[arg-type]
         needs_distances = any(scheme.overrides("score") for scheme in schemes)
@@ -88,29 +119,35 @@ class BaseVariant(Variant):
                     inputs["inputs_embeds"] = words(inputs.pop("input_ids"))
                 inputs["inputs_embeds"] = scheme("embed", inputs["inputs_embeds"], posenc)
         inputs.update(position_ids=posenc.queries_BQ, attention_mask=located.attention_mask, posenc=posenc)
-        return located.order
+        return located
 
 
 def variant_class(architecture: Architecture, stock_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """The variant of a stock class, made once. Also works for a user's own subclass of a stock class."""
-    if stock_class not in _VARIANTS:
-        is_base = issubclass(stock_class, architecture.base)
-        name = f"PosEnc{stock_class.__name__}"
-        body: dict[str, Any] = {
-            "__module__": MODULE,
-            "__qualname__": name,
-            "__doc__": f"{stock_class.__name__} with a position scheme.",
-            "architecture": architecture,
-            "stock_class": stock_class,
-            "config_class": variant_config_class(architecture.family.config_class),
-        }
-        if is_base:
-            body["forward"] = _positioned_forward(stock_class)
-        _VARIANTS[stock_class] = type(name, (BaseVariant if is_base else Variant, stock_class), body)
-    return _VARIANTS[stock_class]
+    with _lock:
+        if stock_class not in _VARIANTS:
+            _VARIANTS[stock_class] = _make_variant_class(architecture, stock_class)
+        return _VARIANTS[stock_class]
+
+
+def _make_variant_class(architecture: Architecture, stock_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    is_base = issubclass(stock_class, architecture.base)
+    name = f"PosEnc{stock_class.__name__}"
+    body: dict[str, Any] = {
+        "__module__": MODULE,
+        "__qualname__": name,
+        "__doc__": f"{stock_class.__name__} with a position scheme.",
+        "architecture": architecture,
+        "stock_class": stock_class,
+        "config_class": variant_config_class(architecture.family.config_class),
+    }
+    if is_base:
+        body["forward"] = _positioned_forward(stock_class)
+    return type(name, (BaseVariant if is_base else Variant, stock_class), body)
 
 
 _VARIANTS: dict[type[PreTrainedModel], type[PreTrainedModel]] = {}
+_lock = threading.RLock()
 
 
 def _positioned_forward(stock_class: type[PreTrainedModel]) -> Any:
@@ -122,12 +159,31 @@ def _positioned_forward(stock_class: type[PreTrainedModel]) -> Any:
         inputs = {**dict(zip(names, args, strict=False)), **kwargs}
         if (inputs.get("input_ids") is None) == (inputs.get("inputs_embeds") is None):
             return stock_forward(self, **inputs)  # which says what is wrong with that
-        order = self.place(inputs)
+        shape = tokens_of(inputs).shape
+        for name in FLATTENED if len(shape) > 2 else ():
+            if inputs.get(name) is not None:
+                inputs[name] = inputs[name].flatten(0, len(shape) - 2)
+        located = self.place(inputs)
         outputs = stock_forward(self, **inputs)
-        note_order(outputs, order)
-        return outputs
+        annotate_cache(
+            outputs,
+            located,
+            needs_distances=any(scheme.overrides("score") for scheme in self.position_scheme),
+            length_matters=any(scheme.depends_on_length for scheme in self.position_scheme),
+        )
+        return outputs if len(shape) == 2 else _unflattened(outputs, shape)
 
     return forward
+
+
+def _unflattened(outputs: Any, shape: Any) -> Any:
+    """The last hidden state with the axes that the input had: several choices a row."""
+    if isinstance(outputs, tuple):
+        return (outputs[0].unflatten(0, shape[:-1]), *outputs[1:])
+    outputs.last_hidden_state = outputs.last_hidden_state.unflatten(0, shape[:-1])
+    if outputs.get("hidden_states"):
+        outputs.hidden_states = (*outputs.hidden_states[:-1], outputs.last_hidden_state)
+    return outputs
 
 
 def install(architecture: Architecture) -> None:
@@ -138,11 +194,16 @@ def install(architecture: Architecture) -> None:
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         config = args[0] if args else kwargs.get("config")
-        wanted = isinstance(config, VariantConfig) or (
-            scheme_for_new_models.get() is not None and type(config) is family.config_class
-        )
+        inside_patched = config is not None and scheme_for_new_models.get() is not None
+        wanted = isinstance(config, VariantConfig) or inside_patched
+        if wanted and not isinstance(config, (VariantConfig, family.config_class)):
+            raise ValueError(
+                f"{cls.__name__} is built here with a {type(config).__name__}, which cannot name a position scheme; "
+                f"build it outside of hf_posenc.patched, or with a {family.config_class.__name__}"
+            )
         if wanted and not issubclass(cls, Variant):
             cls = variant_class(architecture, cls)
-        return object.__new__(cls)
+        return super(family, cls).__new__(cls)
 
-    family.__new__ = __new__  # type: ignore[assignment]
+    # Static, as Python makes it only for one that stands in the class body: DataParallel calls it on an instance.
+    family.__new__ = staticmethod(__new__)  # type: ignore[assignment]

@@ -31,6 +31,6 @@ GPT2 = Architecture(
     layers="h",
     self_attention="attn",
     table="wpe",
-    is_causal=lambda config: True,
+    is_causal=lambda config: getattr(config, "is_causal", True),
     refuse_config=_refuse,
 )

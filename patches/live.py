@@ -12,6 +12,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 from hf_posenc.config import VariantConfig
 from hf_posenc.grammar import parse
 
+from . import guard
 from .attach import attach, detach, initialise_live, plan, with_scheme
 from .bert import BERT
 from .classes import BaseVariant, Variant, install, scheme_for_new_models, variant_class
@@ -20,7 +21,7 @@ from .llama import LLAMA
 
 ARCHITECTURES = {architecture.model_type: architecture for architecture in (BERT, GPT2, LLAMA)}
 Model = TypeVar("Model", bound=nn.Module)
-_REMOVED = "_posenc_removed_modules"
+_REMOVED, _NAME = "_posenc_removed_modules", "_posenc_loaded_from"
 
 
 def retrofit(model: Model, position_scheme: Any) -> Model:
@@ -29,7 +30,7 @@ def retrofit(model: Model, position_scheme: Any) -> Model:
     Gives the model that `from_pretrained(..., position_scheme=...)` gives, and returns it. If anything is wrong it
     raises ValueError and leaves the model as it was.
     """
-    items = parse(position_scheme)
+    parse(position_scheme)
     if isinstance(model, Variant):
         raise ValueError(
             f"the model carries the position scheme {model.config.position_scheme!r} already; "
@@ -48,9 +49,16 @@ def retrofit(model: Model, position_scheme: Any) -> Model:
                 f"a hook has replaced the forward of {type(module).__name__} (device maps and some kernel patches do "
                 "this), so the scheme could not act: load the model with from_pretrained(..., position_scheme=...)"
             )
-    plans = [plan(architecture, with_scheme(base.config, position_scheme), items) for base in bases]
-    for config in {id(base.config): base.config for base in bases}.values():
-        config.position_scheme = position_scheme
+    if any(isinstance(base, BaseVariant) for base in bases):
+        raise ValueError("a part of the model carries a position scheme already; hf_posenc.restore that part first")
+    for base in bases:
+        if not isinstance(base.config, architecture.family.config_class):
+            raise ValueError(
+                f"{type(base).__name__} has a {type(base.config).__name__} here, which cannot name a position scheme; "
+                f"hf_posenc takes models with a {architecture.family.config_class.__name__}"
+            )
+    plans = [plan(architecture, with_scheme(base.config, position_scheme)) for base in bases]
+    _own_configs(model, architecture.family.config_class, position_scheme)
     for base, its_plan in zip(bases, plans, strict=True):
         initialise_live(its_plan, base.get_input_embeddings().weight, base.training)
         base.__dict__[_REMOVED] = attach(base, architecture, its_plan)
@@ -77,10 +85,27 @@ def restore(model: Model) -> Model:
     for module in model.modules():
         if isinstance(module, Variant):
             module.__class__ = module.stock_class
-    for config in {id(base.config): base.config for base in bases}.values():
-        if isinstance(config, VariantConfig):
-            config.forget_scheme()
+    for config in _configs(model, VariantConfig).values():
+        config.forget_scheme()
+    model.__dict__["name_or_path"] = model.__dict__["config"]._name_or_path = model.__dict__.pop(_NAME, "")
     return model
+
+
+def _configs(model: nn.Module, kind: type) -> dict[int, Any]:
+    """The configs of a kind that modules of the model hold, each once, by identity."""
+    held = (module.__dict__.get("config") for module in model.modules())
+    return {id(config): config for config in held if isinstance(config, kind)}
+
+
+def _own_configs(model: nn.Module, kind: type, position_scheme: Any) -> None:
+    """Give the model configs of its own that name the scheme: the ones it has may be shared with other models."""
+    new = {key: with_scheme(config, position_scheme) for key, config in _configs(model, kind).items()}
+    for module in model.modules():
+        if id(module.__dict__.get("config")) in new:
+            module.__dict__["config"] = new[id(module.__dict__["config"])]
+    # What it was loaded from is not this model any more: an adapter that named it would be put on a stock one.
+    model.__dict__[_NAME] = model.__dict__.get("name_or_path", "")
+    model.__dict__["name_or_path"] = model.__dict__["config"]._name_or_path = ""
 
 
 @contextlib.contextmanager
@@ -88,9 +113,11 @@ def patched(position_scheme: Any) -> Iterator[None]:
     """Every BERT, GPT-2 and LLaMA built inside carries the scheme: for scripts that you cannot edit.
 
     Blocks nest, the inner one wins. Nothing is shared between threads: a thread sees the blocks it is in itself.
-    Configs passed in are copied, not changed. A model whose config names a scheme already keeps that scheme.
+    Configs passed in are copied, not changed. A model whose config names a scheme already keeps that scheme. As with
+    every context variable, a block inside a generator holds between its yields as well.
     """
     parse(position_scheme)
+    guard.install()
     for architecture in ARCHITECTURES.values():
         install(architecture)
     token = scheme_for_new_models.set(position_scheme)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tiny
@@ -72,25 +74,62 @@ def distilbert_table(length: int) -> torch.Tensor:
     return table.detach().to(torch.float64)
 
 
+Turn = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclasses.dataclass
+class Layer:
+    """What an oracle does in one layer: turn queries and keys, and add a bias to the scores."""
+
+    turn: Turn | None = None
+    bias: torch.Tensor | None = None
+
+
 @contextlib.contextmanager
-def rotating_attention(architecture: str, length: int) -> Iterator[Any]:
-    """The stock model, its queries and keys turned by LLaMA's own rotary functions inside a registered function."""
+def stock_with(architecture: str, layers: list[Layer]) -> Iterator[Any]:
+    """The stock model whose registered attention function does to each layer what the oracle says."""
     stock = {"gpt2": "gpt2", "llama": "llama"}.get(architecture, "bert")
-    module = __import__(f"transformers.models.{stock}.modeling_{stock}", fromlist=["eager_attention_forward"])
-    rotary = modeling_llama.LlamaRotaryEmbedding(tiny.config("llama"))
-    cosines, sines = rotary(torch.zeros(1, dtype=torch.float64), torch.arange(length)[None])
+    module = importlib.import_module(f"transformers.models.{stock}.modeling_{stock}")
 
     def attention(attending: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        query, key = modeling_llama.apply_rotary_pos_emb(query, key, cosines, sines)
+        layer = layers[attending.layer_idx]
+        if layer.turn is not None:
+            query, key = layer.turn(query), layer.turn(key)
+        if layer.bias is not None:
+            mask = (mask + layer.bias).clamp(min=torch.finfo(torch.float64).min)
         return module.eager_attention_forward(attending, query, key, value, mask, **kwargs)
 
-    ALL_ATTENTION_FUNCTIONS.register("oracle_rotation", attention)
+    ALL_ATTENTION_FUNCTIONS.register("oracle", attention)
     model = silent_stock(architecture)
-    model.config._attn_implementation = "oracle_rotation"
+    model.config._attn_implementation = "oracle"
     try:
         yield model
     finally:
-        ALL_ATTENTION_FUNCTIONS._global_mapping.pop("oracle_rotation")
+        ALL_ATTENTION_FUNCTIONS._global_mapping.pop("oracle")
+
+
+def llama_turn(length: int) -> Turn:
+    """LLaMA's own rotary functions."""
+    rotary = modeling_llama.LlamaRotaryEmbedding(tiny.config("llama"))
+    cosines, sines = rotary(torch.zeros(1, dtype=torch.float64), torch.arange(length)[None])
+    return lambda states: modeling_llama.apply_rotary_pos_emb(states, states, cosines, sines)[0]
+
+
+def complex_turn(length: int, theta: float, turned: int, interleaved: bool) -> Turn:
+    """Rotation as the paper writes it: pairs of features are complex numbers, multiplied by e^(i position frequency)."""
+
+    def turn(states: torch.Tensor) -> torch.Tensor:
+        result = states.clone()
+        for position in range(length):
+            for pair in range(turned // 2):
+                angle = torch.tensor(position / theta ** (2 * pair / turned), dtype=torch.float64)
+                one, two = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + turned // 2)
+                number = torch.complex(states[:, :, position, one], states[:, :, position, two])
+                number = number * torch.polar(torch.ones_like(angle), angle)
+                result[:, :, position, one], result[:, :, position, two] = number.real, number.imag
+        return result
+
+    return turn
 
 
 def embedded(architecture: str, ids: torch.Tensor, table: torch.Tensor) -> Any:

@@ -169,6 +169,18 @@ def test_label_smoothing_shifts_the_labels_as_for_stock(architecture: str, tmp_p
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+def test_scheme_modules_can_be_wrapped() -> None:
+    """PEFT's modules_to_save, and compilers, put wrappers around modules: the seams are reached through them."""
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    model, ids = tiny.model("gpt2", "t5", torch.float32), tiny.tokens()
+    expected = model(ids).logits
+    settings = peft.LoraConfig(r=2, fan_in_fan_out=True, modules_to_save=["position_scheme.0"])
+    wrapped = peft.get_peft_model(model, settings).eval()
+    torch.testing.assert_close(wrapped(ids).logits, expected, rtol=0, atol=1e-6)
+    trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
+    assert any("position_scheme" in name for name in trained)
+
+
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
 def test_lora_with_default_target_modules(architecture: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
@@ -302,6 +314,22 @@ def test_what_a_cache_cannot_honour_is_refused() -> None:
     cache = model(ids, position_ids=torch.arange(8)[None] * 3, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="use_cache=False"):
         model(ids[:, :1], past_key_values=cache, use_cache=True)
+    cache = model(ids[:, :4], position_ids=torch.arange(4)[None], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="go on where the cached tokens ended"):
+        model(ids[:, 4:5], position_ids=torch.tensor([[14]]), past_key_values=cache, use_cache=True)
+    with pytest.raises(ValueError, match="attention_mask covers 1 tokens"):
+        model(
+            ids[:, 4:5],
+            attention_mask=torch.ones(1, 1),
+            position_ids=torch.tensor([[4]]),
+            past_key_values=cache,
+            use_cache=True,
+        )
+    with pytest.raises(ValueError, match="continuous batching"):
+        model(ids, cache=object())
+    cache = model(ids, position_ids=packed, use_cache=True).past_key_values
+    cache.reset()
+    assert model(ids, past_key_values=cache, use_cache=True).logits.isfinite().all()
     turning = hf_posenc.retrofit(tiny.model("gpt2"), "rope")
     gaps = torch.tensor([[0, 2, 4, 6, 8, 10, 12, 14, 16]])
     nine = tiny.tokens(1, 9)
@@ -317,6 +345,10 @@ def test_scalings_that_change_with_length_refuse_a_cache_past_it(kind: str) -> N
         scaling |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     model, ids = tiny.model("llama", {"type": "rope", "scaling": scaling}), tiny.tokens(1, tiny.TRAINED_LENGTH + 4)
     cache = model(ids[:, : tiny.TRAINED_LENGTH], use_cache=True).past_key_values
+    if kind == "longrope":  # past it from the start, the angles change no more, and a cache is fine
+        past = model(ids[:, :-2], use_cache=True).past_key_values
+        step = model(ids[:, -2:], past_key_values=past, use_cache=True).logits
+        torch.testing.assert_close(step, model(ids, use_cache=False).logits[:, -2:], rtol=0, atol=3e-6)
     with pytest.raises(ValueError, match=r"cached keys keep the old ones.*use_cache=False.*yarn"):
         model(ids[:, tiny.TRAINED_LENGTH :], past_key_values=cache, use_cache=True)
     assert model(ids, use_cache=False).logits.isfinite().all()

@@ -180,3 +180,103 @@ def test_patched_stays_in_its_thread() -> None:
     for thread in threads:
         thread.join(120)
     assert found == {"inside": "rope", "outside": None}
+
+
+def test_models_that_share_a_config_are_changed_one_at_a_time(tmp_path: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = tiny.config("gpt2")
+    one, other = GPT2LMHeadModel(config), GPT2LMHeadModel(config)
+    hf_posenc.retrofit(one, "alibi")
+    assert other.config is config
+    assert config.position_scheme is None
+    hf_posenc.retrofit(other, "rope")
+    hf_posenc.restore(one)
+    other.save_pretrained(tmp_path / "other")
+    one.save_pretrained(tmp_path / "one")
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "other")).__name__ == "PosEncGPT2LMHeadModel"
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "one")) is GPT2LMHeadModel
+
+
+def test_a_head_with_a_config_of_its_own_is_changed_too(tmp_path: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = GPT2LMHeadModel(tiny.config("gpt2"))
+    model.config = copy.deepcopy(model.config)
+    hf_posenc.retrofit(model, "rope").save_pretrained(tmp_path)
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)).__name__ == "PosEncGPT2LMHeadModel"
+
+
+def test_a_stock_config_put_into_a_variant_names_the_scheme() -> None:
+    model = hf_posenc.retrofit(GPT2LMHeadModel(tiny.config("gpt2")), "rope")
+    model.config = tiny.config("gpt2")
+    assert model.config.position_scheme == "rope"
+
+
+def test_a_variant_class_needs_a_scheme() -> None:
+    from hf_posenc.models import PosEncGPT2LMHeadModel
+
+    with pytest.raises(ValueError, match="needs a config with a position_scheme"):
+        PosEncGPT2LMHeadModel(tiny.config("gpt2"))
+
+
+def test_threads_that_build_at_once_get_one_class() -> None:
+    class Own(GPT2Model):
+        pass
+
+    barrier, made = threading.Barrier(4), []
+
+    def build() -> None:
+        barrier.wait(60)
+        made.append(type(Own(tiny.config("gpt2", position_scheme="rope"))))
+
+    threads = [threading.Thread(target=build) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(made) == 4
+    assert len(set(made)) == 1
+
+
+def test_what_would_come_back_as_another_model_is_not_saved(tmp_path: Any) -> None:
+    part = GPT2LMHeadModel(tiny.config("gpt2"))
+    hf_posenc.retrofit(part.transformer, "alibi")
+    with pytest.raises(ValueError, match="retrofit the whole model"):
+        part.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="a part of the model carries"):
+        hf_posenc.retrofit(part, "rope")
+    hf_posenc.restore(part.transformer)
+    part.save_pretrained(tmp_path)
+
+    set_too_late = GPT2LMHeadModel(tiny.config("gpt2"))
+    set_too_late.config.position_scheme = "rope"
+    with pytest.raises(ValueError, match="built without it"):
+        set_too_late.save_pretrained(tmp_path)
+
+    variant = GPT2LMHeadModel(tiny.config("gpt2", position_scheme="alibi"))
+    for other in ("rope", None):
+        variant.config.position_scheme = other
+        with pytest.raises(ValueError, match=r"position_scheme"):
+            variant.save_pretrained(tmp_path)
+        if other:
+            with pytest.raises(ValueError, match="built with 'alibi'"):
+                variant(tiny.tokens())
+
+
+def test_berts_with_a_config_of_another_kind_are_refused() -> None:
+    from transformers import DPRConfig, DPRQuestionEncoder
+
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
+    with pytest.raises(ValueError, match="DPRConfig"), hf_posenc.patched("alibi"):
+        DPRQuestionEncoder(DPRConfig(**sizes, vocab_size=61))
+    model = DPRQuestionEncoder(DPRConfig(**sizes, vocab_size=61))
+    refused(model.question_encoder.bert_model, "alibi", "DPRConfig")
+
+
+@pytest.mark.parametrize("scheme", [None, "alibi"])
+def test_replicas_for_data_parallel(scheme: Any) -> None:
+    GPT2Model(tiny.config("gpt2", position_scheme="rope"))  # from here on the redirect is in place
+    model = tiny.model("gpt2", scheme)
+    assert type(model._replicate_for_data_parallel()) is type(model)
+    assert isinstance(type(model.config).__new__(type(model.config)), type(model.config))

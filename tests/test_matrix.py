@@ -24,6 +24,10 @@ def differs(model: Any, changed: Any, ids: torch.Tensor) -> bool:
     return (logits(model, ids) - logits(changed, ids)).abs().max().item() > 1e-3
 
 
+def make_cache(model: Any, kind: str, length: int) -> Any:
+    return DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(model.config, max_cache_len=length)
+
+
 def padded_model(architecture: str, case: Case, backend: str) -> Any:
     """In float32 for LLaMA's eager attention, whose float32 softmax turns the padding of a float64 mask into NaN."""
     dtype = torch.float32 if architecture == "llama" and backend == "eager" else torch.float64
@@ -49,9 +53,7 @@ def test_cached_decoding_equals_full_forward(case: Case, architecture: str, kind
     model, ids = tiny.model(architecture, case.scheme), tiny.tokens(2, 14)
     model.set_attn_implementation(backend)
     full = logits(model, ids, use_cache=False)
-    cache = (
-        DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=20)
-    )
+    cache = make_cache(model, kind, 20)
     steps = [logits(model, ids[:, :5], past_key_values=cache, use_cache=True)]
     for start, stop in [(5, 6), (6, 7), (7, 10), (10, 11), (11, 12), (12, 13), (13, 14)]:
         steps.append(logits(model, ids[:, start:stop], past_key_values=cache, use_cache=True))
@@ -67,9 +69,7 @@ def test_left_padded_cached_decoding_equals_each_row_alone(case: Case, architect
     mask = torch.ones_like(padded)
     mask[0, :3] = 0
     padded[1] = torch.cat([tiny.tokens(1, 3, seed=5)[0], ids[1]])
-    cache = (
-        DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=16)
-    )
+    cache = make_cache(model, kind, 16)
     outputs = [logits(model, padded[:, :6], attention_mask=mask[:, :6], past_key_values=cache, use_cache=True)]
     for stop in range(7, 14):
         step = padded[:, stop - 1 : stop]
@@ -81,6 +81,35 @@ def test_left_padded_cached_decoding_equals_each_row_alone(case: Case, architect
     together = torch.cat(outputs, 1)
     torch.testing.assert_close(together[0, 3:], logits(model, padded[:1, 3:])[0], **tiny.same(architecture))
     torch.testing.assert_close(together[1], logits(model, padded[1:])[0], **tiny.same(architecture))
+
+
+@by_case
+@by_decoder
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("explicit", [False, True], ids=["", "position_ids"])
+def test_chunked_prefill_that_begins_in_padding(case: Case, architecture: str, kind: str, explicit: bool) -> None:
+    """The first query of a later chunk may be padding: the places of cached keys must not be counted from it."""
+    model, ids = tiny.model(architecture, case.scheme), tiny.tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    places = (mask.cumsum(-1) - 1).clamp(min=0)
+    cache = make_cache(model, kind, 16)
+    steps = []
+    for start, stop in ((0, 3), (3, 7), (7, 11), (11, 12)):
+        inputs = {"position_ids": places[:, start:stop]} if explicit else {}
+        chunk = {"attention_mask": mask[:, :stop], "past_key_values": cache, "use_cache": True, **inputs}
+        steps.append(logits(model, ids[:, start:stop], **chunk))
+    together = torch.cat(steps, 1)
+    torch.testing.assert_close(together[0, 5:], logits(model, ids[:1, 5:])[0], **tiny.same(architecture))
+    torch.testing.assert_close(together[1], logits(model, ids[1:])[0], **tiny.same(architecture))
+
+
+@by_case
+@by_decoder
+def test_an_empty_cache_is_a_cache(case: Case, architecture: str) -> None:
+    model, ids = tiny.model(architecture, case.scheme), tiny.tokens()
+    found = logits(model, ids, past_key_values=DynamicCache(), use_cache=True)
+    torch.testing.assert_close(found, logits(model, ids, use_cache=False), **tiny.same(architecture))
 
 
 @by_case
@@ -126,11 +155,37 @@ def test_packed_documents_equal_each_alone(case: Case, architecture: str, use_ca
 @by_architecture
 def test_packed_and_padded_documents_equal_each_alone(case: Case, architecture: str) -> None:
     model, ids = tiny.model(architecture, case.scheme), tiny.tokens(1, 12)
-    positions = torch.tensor([[0, 0, 0, 1, 2, 3, 0, 1, 2, 3, 4, 0]])
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]])
-    output = logits(model, ids, position_ids=positions, attention_mask=mask)
-    torch.testing.assert_close(output[0, 2:6], logits(model, ids[:, 2:6])[0], **tiny.same(architecture))
-    torch.testing.assert_close(output[0, 6:11], logits(model, ids[:, 6:11])[0], **tiny.same(architecture))
+    for positions, mask, documents in (
+        ([0, 0, 0, 1, 2, 3, 0, 1, 2, 3, 4, 0], [0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0], [(2, 6), (6, 11)]),
+        ([0, 1, 2, 3, 0, 0, 0, 1, 2, 3, 4, 5], [1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1], [(0, 4), (6, 12)]),
+    ):
+        inputs = {"position_ids": torch.tensor([positions]), "attention_mask": torch.tensor([mask])}
+        output = logits(model, ids, **inputs)
+        for start, stop in documents:
+            alone = logits(model, ids[:, start:stop])[0]
+            torch.testing.assert_close(output[0, start:stop], alone, **tiny.same(architecture))
+
+
+@by_case
+@by_decoder
+def test_packed_documents_in_a_static_cache_equal_each_alone(case: Case, architecture: str) -> None:
+    model, ids = tiny.model(architecture, case.scheme), tiny.tokens(1, 12)
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    output = logits(model, ids, position_ids=positions, past_key_values=make_cache(model, "static", 20), use_cache=True)
+    torch.testing.assert_close(output[0, :5], logits(model, ids[:, :5])[0], **tiny.same(architecture))
+    torch.testing.assert_close(output[0, 5:], logits(model, ids[:, 5:])[0], **tiny.same(architecture))
+
+
+@by_case
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_a_decoder_can_be_told_to_look_both_ways(case: Case, architecture: str, backend: str) -> None:
+    """`is_causal=False` in the config: the last token then reaches the first, as it does in the stock model."""
+    model, ids = tiny.model(architecture, case.scheme, is_causal=False), tiny.tokens()
+    model.set_attn_implementation(backend)
+    changed = ids.clone()
+    changed[:, -1] = 3 + (changed[:, -1] - 2) % (tiny.VOCABULARY - 3)
+    assert (logits(model, ids)[:, 0] - logits(model, changed)[:, 0]).abs().max() > 1e-4
 
 
 @by_case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +56,6 @@ def test_explicit_stock_classes_refuse_without_the_plugin(variant: tuple[str, Pa
 
 
 LOAD_AND_COMPARE = """
-import sys; sys.path.insert(0, {tests!r})
 import torch, transformers
 model = transformers.{auto}.from_pretrained({directory!r}, {settings})
 assert type(model).__name__ == "PosEnc{stock}", type(model)
@@ -69,9 +69,7 @@ model.save_pretrained({directory!r} + "/again")
 def load_and_compare(variant: tuple[str, Path], settings: str = "") -> str:
     architecture, directory = variant
     auto, stock, _ = CLASSES[architecture]
-    return LOAD_AND_COMPARE.format(
-        tests=str(Path(__file__).parent), auto=auto, stock=stock, directory=str(directory), settings=settings
-    )
+    return LOAD_AND_COMPARE.format(auto=auto, stock=stock, directory=str(directory), settings=settings)
 
 
 def test_remote_code_works_where_the_package_is_installed(variant: tuple[str, Path]) -> None:
@@ -142,3 +140,29 @@ def test_stock_models_are_the_same_to_the_bit_with_the_plugin() -> None:
     plain, imported, used = run(STOCK_LOGITS), run("import hf_posenc\n" + STOCK_LOGITS), run(use + STOCK_LOGITS)
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout == imported.stdout == used.stdout
+
+
+def test_looking_for_a_module_does_not_switch_the_plugin_off() -> None:
+    """Tools look modules up without importing them; the field must be there when the import comes."""
+    code = """
+import hf_posenc, importlib.util
+importlib.util.find_spec("transformers.models.gpt2.configuration_gpt2")
+from transformers import GPT2Config
+print(type(GPT2Config(position_scheme="rope")).__name__)
+"""
+    assert run(code).stdout.strip() == "PosEncGPT2Config"
+
+
+def test_a_pickled_config_and_model_come_back_in_another_process(tmp_path: Path) -> None:
+    model = tiny.model("gpt2", "rope", torch.float32)
+    (tmp_path / "config.pkl").write_bytes(pickle.dumps(model.config))
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps(model))
+    code = f"""
+import pickle
+config = pickle.load(open({str(tmp_path / "config.pkl")!r}, "rb"))
+config.save_pretrained({str(tmp_path / "saved")!r})
+model = pickle.load(open({str(tmp_path / "model.pkl")!r}, "rb"))
+print(type(config).__name__, type(model).__name__, model.config.position_scheme)
+"""
+    done = run(code)
+    assert done.stdout.strip() == "PosEncGPT2Config PosEncGPT2LMHeadModel rope", done.stderr

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, at_least, option
-from ..scheme import ModelShape, Positions, Scheme
+from ..scheme import ModelShape, Positions, Scheme, tracing
 
 HIERARCHY_WEIGHT = 0.4
 """Share of the coarse row in a hierarchical table (Su 2020)."""
@@ -18,6 +18,7 @@ HIERARCHY_WEIGHT = 0.4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnedOptions(Options):
+    mix: Literal["add"] = option("add", "how words and positions are put together")
     max_positions: int | None = option(None, "positions the table serves; None: the model's own", at_least(1))
     extend: Literal["interpolate", "tile", "hierarchical"] | None = option(
         None, "how the checkpoint's own table serves more positions than it has rows"
@@ -31,7 +32,8 @@ def extended_rows(weight: torch.Tensor, positions: torch.Tensor, how: str, max_p
     if how == "tile":
         return embedding(positions % rows, weight)
     if how == "interpolate":
-        places = positions.float() * ((rows - 1) / max(max_positions - 1, 1))
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        places = positions.to(wide) * ((rows - 1) / max(max_positions - 1, 1))
         low = places.floor().long()
         share = (places - low).unsqueeze(-1).to(weight.dtype)
         return embedding(low, weight) * (1 - share) + embedding((low + 1).clamp(max=rows - 1), weight) * share
@@ -96,9 +98,14 @@ class Learned(Scheme):
 
     def dress_table(self, table: nn.Embedding) -> None:
         """Give the architecture's own table the extended lookup, where one is asked for."""
-        if self.options.extend:
+        if self.options.extend and self.max_positions > table.num_embeddings:
             table.__class__ = ExtendedTable
             table.__dict__.update(how=self.options.extend, max_positions=self.max_positions)
+
+    def undress_table(self, table: nn.Embedding) -> None:
+        if type(table) is ExtendedTable:
+            table.__class__ = nn.Embedding  # type: ignore[assignment]
+            del table.__dict__["how"], table.__dict__["max_positions"]
 
     def embed(self, words_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
         self._refuse_past_the_table(positions)
@@ -110,6 +117,8 @@ class Learned(Scheme):
         if positions.length_bound is not None and positions.length_bound <= self.max_positions:
             return  # the common case, known without reading a tensor
         length = positions.length()
+        if not tracing() and int(positions.queries_BQ.min()) < 0:
+            raise ValueError("position_ids must not be negative: a learned table begins at position 0")
         if length is not None and length > self.max_positions:
             ways = "cut the input, or convert to a scheme that extends (rope, alibi, t5, sinusoidal, none)"
             if self.shape.table_size is not None:

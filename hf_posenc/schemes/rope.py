@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from typing import Any, Literal
 
@@ -31,7 +32,9 @@ class RopeOptions(Options):
     )
     partial_rotary_factor: float = option(1.0, "share of each head that is turned", fraction)
     scaling: dict[str, Any] | None = option(
-        None, "as transformers' rope_parameters: rope_type and its settings; None: the checkpoint's own, or none"
+        None,
+        "as transformers' rope_parameters: rope_type and its settings; None: no scaling, or the checkpoint's own "
+        "where theta is not given either",
     )
 
 
@@ -46,25 +49,34 @@ class Rope(Scheme):
 
     def __init__(self, options: RopeOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
-        self.parameters_ = rope_parameters(options, shape)
-        self.rotary_size = int(shape.head_size * options.partial_rotary_factor)
-        if self.rotary_size % 2 or not self.rotary_size:
+        self.rope_parameters = resolved_parameters(options, shape)
+        self.rope_type = self.rope_parameters["rope_type"]
+        self.depends_on_length = self.rope_type in CHANGES_WITH_LENGTH
+        turned = int(shape.head_size * options.partial_rotary_factor)
+        if turned % 2 or not turned or shape.head_size % 2:
             raise ValueError(
-                f"rope turns features in pairs: {self.rotary_size} of the head size {shape.head_size} do not pair up; "
-                "choose partial_rotary_factor so that an even number of them is turned"
+                f"rope turns features in pairs: {turned} of the head size {shape.head_size} do not pair up; "
+                "choose partial_rotary_factor so that an even number of an even head size is turned"
             )
         with torch.device("cpu"):  # the caller may be building the model on the meta device
             frequencies, self.attention_factor = self._frequencies_for(None)
+            longest, _ = self._frequencies_for(10 * shape.max_positions)
+        if not (frequencies.isfinite().all() and longest.isfinite().all() and 2 * len(longest) <= shape.head_size):
+            raise ValueError(
+                f"rope: scaling {self.rope_parameters!r} gives no usable frequencies: {frequencies.tolist()}"
+            )
         # Plain numbers, not a buffer: a buffer would be narrowed by model.to(bfloat16) and lost by meta loading.
         self.frequencies = frequencies.tolist()
+        self.rotary_size = 2 * len(self.frequencies)
 
     def _frequencies_for(self, length: int | None, device: Any = None) -> tuple[torch.Tensor, float]:
-        kind, theta = self.parameters_["rope_type"], self.parameters_["rope_theta"]
+        kind = self.rope_type
         if kind == "default":
-            steps = torch.arange(0, self.rotary_size, 2, dtype=torch.float, device=device) / self.rotary_size
-            return 1.0 / theta**steps, 1.0
+            turned = int(self.shape.head_size * self.options.partial_rotary_factor)
+            steps = torch.arange(0, turned, 2, dtype=torch.float, device=device) / turned
+            return 1.0 / self.rope_parameters["rope_theta"] ** steps, 1.0
         config = types.SimpleNamespace(
-            rope_parameters=dict(self.parameters_, partial_rotary_factor=self.options.partial_rotary_factor),
+            rope_parameters=dict(self.rope_parameters, partial_rotary_factor=self.options.partial_rotary_factor),
             head_dim=self.shape.head_size,
             hidden_size=self.shape.hidden_size,
             num_attention_heads=self.shape.num_heads,
@@ -75,13 +87,13 @@ class Rope(Scheme):
             # A tensor, as transformers' own rotary modules pass it: the arithmetic on it is then the same to the bit.
             tensor = None if length is None else torch.tensor(length, device=device)
             return ROPE_INIT_FUNCTIONS[kind](config, device, seq_len=tensor)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, ValueError) as error:
             raise ValueError(f"rope: scaling of rope_type {kind!r} is incomplete or malformed: {error!r}") from error
 
     def prepare(self, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
         device = positions.queries_BQ.device
         frequencies, factor = torch.tensor(self.frequencies, device=device), self.attention_factor
-        if self.parameters_["rope_type"] in CHANGES_WITH_LENGTH:
+        if self.depends_on_length:
             length = self._length_in_question(positions)
             if length is not None:
                 frequencies, factor = self._frequencies_for(length, device)
@@ -91,8 +103,8 @@ class Rope(Scheme):
 
     def _length_in_question(self, positions: Positions) -> int | None:
         """The length when it changes the frequencies, else None. Keys in a cache keep the angles they went in with."""
-        kind = self.parameters_["rope_type"]
-        original = self.parameters_.get("original_max_position_embeddings", self.shape.max_positions)
+        kind, original = self.rope_type, self.shape.max_positions
+        original = self.rope_parameters.get("original_max_position_embeddings", original)
         if positions.length_bound is not None and positions.length_bound <= original:
             return None
         length = positions.length()
@@ -103,7 +115,9 @@ class Rope(Scheme):
             )
         if length <= original:
             return None
-        if positions.cached:
+        filled_at = positions.cache_filled_at
+        same_as_cached = kind == "longrope" and filled_at is not None and filled_at > original
+        if positions.cached and not same_as_cached:
             raise ValueError(
                 f"rope: scaling of rope_type {kind!r} changes all angles at length {length} (past "
                 f"{original}), but cached keys keep the old ones: pass use_cache=False, or use a scaling with fixed "
@@ -129,7 +143,7 @@ def quarter_turn_neighbours(states: torch.Tensor) -> torch.Tensor:
     return torch.stack([-pairs[..., 1], pairs[..., 0]], dim=-1).flatten(-2)
 
 
-def rope_parameters(options: RopeOptions, shape: ModelShape) -> dict[str, Any]:
+def resolved_parameters(options: RopeOptions, shape: ModelShape) -> dict[str, Any]:
     """What transformers would call this rotation's `rope_parameters`; options win over the checkpoint's own."""
     own = shape.rope_parameters or {}
     if options.scaling is None:
@@ -138,6 +152,10 @@ def rope_parameters(options: RopeOptions, shape: ModelShape) -> dict[str, Any]:
         found = dict(options.scaling)
         if unknown := sorted(set(found) - SCALING_KEYS):
             raise ValueError(f"rope: scaling has no setting {unknown[0]!r}; it takes {sorted(SCALING_KEYS)}")
+        for key, value in found.items():
+            for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, (int, float)) and not isinstance(number, bool) and not 0 < number < math.inf:
+                    raise ValueError(f"rope: scaling: {key} must be above 0 and finite, got {number!r}")
         if "rope_type" not in found:
             raise ValueError(f"rope: scaling needs a rope_type, one of {sorted(ROPE_INIT_FUNCTIONS)}")
     found.setdefault("rope_type", "default")

@@ -13,6 +13,7 @@ from ..scheme import Positions, Scheme
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SinusoidalOptions(Options):
+    mix: Literal["add"] = option("add", "how words and positions are put together")
     base: float = option(
         10000.0,
         "longest wavelength over 2 pi",
