@@ -253,9 +253,8 @@ def _key_positions(
     assert real is not None
     places = _at_slots(counts, seen, queries.shape[-1])
     assert places is not None
-    shifts = queries - places
-    first_real = real.int().argmax(-1, keepdim=True)
-    return counts + shifts.expand(real.shape[0], -1).gather(1, first_real)
+    real, shifts = torch.broadcast_tensors(real, queries - places)
+    return counts + shifts.gather(1, real.int().argmax(-1, keepdim=True))
 
 
 def _separate(

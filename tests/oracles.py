@@ -116,7 +116,7 @@ def llama_turn(length: int) -> Turn:
 
 
 def complex_turn(length: int, theta: float, turned: int, interleaved: bool) -> Turn:
-    """Rotation as the paper writes it: pairs of features are complex numbers, multiplied by e^(i position frequency)."""
+    """Rotation as the paper writes it: pairs of features are complex numbers, times e^(i position frequency)."""
 
     def turn(states: torch.Tensor) -> torch.Tensor:
         result = states.clone()
