@@ -17,6 +17,7 @@ from transformers import (
     BertLMHeadModel,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
+    StaticCache,
     Trainer,
     TrainingArguments,
     pipeline,
@@ -327,7 +328,8 @@ def test_what_a_cache_cannot_honour_is_refused() -> None:
         )
     with pytest.raises(ValueError, match="continuous batching"):
         model(ids, cache=object())
-    cache = model(ids, position_ids=packed, use_cache=True).past_key_values
+    cache = StaticCache(config=model.config, max_cache_len=12)
+    model(ids, position_ids=packed, past_key_values=cache, use_cache=True)
     cache.reset()
     assert model(ids, past_key_values=cache, use_cache=True).logits.isfinite().all()
     turning = hf_posenc.retrofit(tiny.model("gpt2"), "rope")
