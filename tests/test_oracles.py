@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import oracles
@@ -79,6 +80,74 @@ def test_t5_equals_stock_with_t5_own_bias(architecture: str, shared: bool) -> No
         oracle.relative_attention_bias.weight[1] += 0.05
     _, perturbed = oracles.with_bias(architecture, ids, oracle.compute_bias(LENGTH, LENGTH))
     assert (perturbed - expected).abs().max() > 1e-4
+
+
+@by_architecture
+@pytest.mark.parametrize("kind", ["log", "power"])
+def test_kerple_equals_a_loop_over_its_formula(architecture: str, kind: str) -> None:
+    """-p ln(1 + a |r|), or -a |r|^p, each head and layer with an a and a p of its own."""
+    ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, {"type": "kerple", "kind": kind})
+    kernels = [module for module in model.modules() if type(module).__name__ == "Kernel"]
+    assert len(kernels) == tiny.LAYERS
+    theirs = [[number.detach().clone().requires_grad_() for number in (kernel.a, kernel.p)] for kernel in kernels]
+    layers = []
+    for a, p in theirs:
+        rows = []
+        for head in range(tiny.HEADS):
+            for query in range(LENGTH):
+                for key in range(LENGTH):
+                    distance = abs(key - query)
+                    if kind == "log":
+                        rows.append(-p[head] * torch.log(1 + a[head] * distance))
+                    else:
+                        rows.append(-a[head] * distance ** p[head] if distance else 0 * a[head])
+        layers.append(oracles.Layer(bias=torch.stack(rows).view(1, tiny.HEADS, LENGTH, LENGTH)))
+    with oracles.stock_with(architecture, layers) as stock:
+        mask = oracles.causal_mask(architecture, LENGTH).expand(2, -1, -1, -1)
+        expected = stock(ids, attention_mask=mask).logits
+        compare(architecture, model, stock, expected, ids, tolerance(architecture))
+    for kernel, (a, p) in zip(kernels, theirs, strict=True):
+        for ours, oracle in ((kernel.a, a), (kernel.p, p)):
+            scale = tolerance(architecture) * oracle.grad.abs().max().clamp(min=1).item()
+            torch.testing.assert_close(ours.grad, oracle.grad, rtol=0, atol=scale)
+            assert oracle.grad.abs().max() > 1e-4
+    with torch.no_grad():
+        kernels[1].p[2] *= 1.05
+    assert (model(ids).logits - expected).abs().max() > 1e-5
+
+
+@by_architecture
+def test_sandwich_equals_a_loop_over_its_formula(architecture: str) -> None:
+    """The product of two sinusoidal embeddings of width 128, less its maximum, over 8 h / H for head h."""
+    ids, rows = tiny.tokens(2, LENGTH), []
+    for head in range(1, tiny.HEADS + 1):
+        for query in range(LENGTH):
+            for key in range(LENGTH):
+                product = sum(math.cos((query - key) / 10000 ** (2 * pair / 128)) for pair in range(1, 65))
+                rows.append((product - 64) / (8 * head / tiny.HEADS))
+    bias = torch.tensor(rows, dtype=torch.float64).view(1, tiny.HEADS, LENGTH, LENGTH)
+    stock, expected = oracles.with_bias(architecture, ids, bias)
+    compare(architecture, tiny.model(architecture, "sandwich"), stock, expected, ids, tolerance(architecture))
+    _, perturbed = oracles.with_bias(architecture, ids, bias * 1.01)
+    assert (perturbed - expected).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["log", "power"])
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_kerple_starts_neutral_and_can_learn(architecture: str, kind: str) -> None:
+    """Beside the old table it changes nothing at first, and the factor that makes it so has a gradient."""
+    stock, ids = tiny.model(architecture), tiny.tokens(2, LENGTH)
+    expected = stock(ids).logits
+    model = hf_posenc.retrofit(stock, ["learned", {"type": "kerple", "kind": kind}])
+    found = model(ids).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    found.square().mean().backward()
+    kernel = next(module for module in model.modules() if type(module).__name__ == "Kernel")
+    assert (kernel.p if kind == "log" else kernel.a).grad.abs().min() > 0
+    paper = hf_posenc.retrofit(tiny.model(architecture), {"type": "kerple", "kind": kind, "init": "paper"})
+    kernel = next(module for module in paper.modules() if type(module).__name__ == "Kernel")
+    assert kernel.a.min() >= 0
+    assert 0 <= kernel.p.min() <= kernel.p.max() <= 2
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

@@ -11,9 +11,11 @@ import types
 from ..catalogue import SchemeInfo, describe
 from ..scheme import Scheme
 from .alibi import Alibi
+from .kerple import Kerple
 from .learned import Learned
 from .none import NoPositions
 from .rope import Rope
+from .sandwich import Sandwich
 from .sinusoidal import Sinusoidal
 from .t5 import T5
 
@@ -28,7 +30,7 @@ def register_scheme(scheme: type[Scheme]) -> type[Scheme]:
     return scheme
 
 
-for _scheme in (Learned, Sinusoidal, Rope, Alibi, T5, NoPositions):
+for _scheme in (Learned, Sinusoidal, Rope, Alibi, T5, Kerple, Sandwich, NoPositions):
     register_scheme(_scheme)
 
 
