@@ -1,7 +1,7 @@
 """From the inputs of a forward to `Positions`: padding, packing, caches and explicit position_ids.
 
 Without position_ids, a token's position is its slot less the padding in front of it. With them, they are honoured:
-a position that does not rise begins a new document, one that rises by more than one is a gap.
+a position that falls, or is zero again, begins a new document; one that rises by more than one is a gap.
 """
 
 from __future__ import annotations
@@ -83,10 +83,11 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
         packed=order in (Order.RESTARTS, Order.UNKNOWN),
         dtype=torch.float64 if dtype == torch.float64 else torch.float32,
     )
-    return Located(positions, mask, order, _all_positions(cache, queries_BQ.expand(rows, -1), seen))
+    everything = _all_positions(cache, queries_BQ.expand(rows, -1), seen) if needs_distances else None
+    return Located(positions, mask, order, everything)
 
 
-def annotate_cache(outputs: Any, located: Located, needs_distances: bool, length_matters: bool) -> None:
+def annotate_cache(outputs: Any, located: Located, length_matters: bool) -> None:
     """Leave on the cache what a later call could not work out from its padding alone."""
     if tracing():
         return
@@ -100,7 +101,7 @@ def annotate_cache(outputs: Any, located: Located, needs_distances: bool, length
                 own.posenc_order = located.order
             if first:
                 own.posenc_filled_at = located.positions.length()
-            if needs_distances:
+            if located.all_BK is not None:
                 own.posenc_positions = located.all_BK
 
 

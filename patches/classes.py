@@ -165,12 +165,7 @@ def _positioned_forward(stock_class: type[PreTrainedModel]) -> Any:
                 inputs[name] = inputs[name].flatten(0, len(shape) - 2)
         located = self.place(inputs)
         outputs = stock_forward(self, **inputs)
-        annotate_cache(
-            outputs,
-            located,
-            needs_distances=any(scheme.overrides("score") for scheme in self.position_scheme),
-            length_matters=any(scheme.depends_on_length for scheme in self.position_scheme),
-        )
+        annotate_cache(outputs, located, any(scheme.depends_on_length for scheme in self.position_scheme))
         return outputs if len(shape) == 2 else _unflattened(outputs, shape)
 
     return forward
