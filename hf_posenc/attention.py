@@ -80,7 +80,7 @@ class PositionedAttention(nn.Module):
         turns = schemes_at("rotate", self, posenc)
         if turns:
             cache = self_attention_cache(kwargs.get("past_key_values"))
-            kwargs["past_key_values"] = TurningCache(cache, lambda keys: turned(keys, turns))
+            kwargs["past_key_values"] = TurningCache(cache, lambda keys: turned(keys, turns, True))
         return super().forward(*args, posenc=posenc, **kwargs)
 
 
@@ -96,9 +96,9 @@ def schemes_at(seam: str, module: PositionedAttention, posenc: Positions) -> lis
     return found
 
 
-def turned(states_BHQD: torch.Tensor, turns: list[tuple[Scheme, Any, Any]]) -> torch.Tensor:
+def turned(states_BHQD: torch.Tensor, turns: list[tuple[Scheme, Any, Any]], keys: bool) -> torch.Tensor:
     for scheme, prepared, _ in turns:
-        states_BHQD = scheme("rotate", states_BHQD, prepared)
+        states_BHQD = scheme("rotate", states_BHQD, prepared, keys)
     return states_BHQD
 
 
@@ -118,7 +118,7 @@ def positioned_attention(
         raise ValueError("hf_posenc does not support continuous batching (paged caches); use generate()")
     config = module.__dict__["config"]
     backend = config._attn_implementation
-    query = turned(query, schemes_at("rotate", module, posenc))
+    query = turned(query, schemes_at("rotate", module, posenc), False)
     scoring = schemes_at("score", module, posenc)
     terms = [scheme("score", prepared, part) for scheme, prepared, part in scoring]
     stock = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)

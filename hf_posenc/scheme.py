@@ -94,6 +94,8 @@ class Positions:
         def move(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return value.to(device, non_blocking=non_blocking)
+            if isinstance(value, tuple) and hasattr(value, "_fields"):
+                return type(value)(*map(move, value))
             return type(value)(map(move, value)) if isinstance(value, (tuple, list)) else value
 
         moved = copy.copy(self)
@@ -147,7 +149,7 @@ class Scheme(nn.Module):
         """The input embeddings with the position signal in them."""
         return words_BQE
 
-    def rotate(self, states_BHQD: torch.Tensor, prepared: Any) -> torch.Tensor:
+    def rotate(self, states_BHQD: torch.Tensor, prepared: Any, keys: bool) -> torch.Tensor:
         """Queries, or keys before they enter the cache, turned by their own positions."""
         return states_BHQD
 

@@ -23,6 +23,7 @@ CASES = [
     Case("rope", "rope"),
     Case("rope-partial", {"type": "rope", "theta": 500.0, "layout": "interleaved", "partial_rotary_factor": 0.5}),
     Case("rope-yarn", {"type": "rope", "scaling": {"rope_type": "yarn", "factor": 4.0}}),
+    Case("xpos", {"type": "xpos", "scale_base": 2000}),
     Case("alibi", "alibi", scores=True),
     Case("alibi-learned", {"type": "alibi", "learned": True}, scores=True),
     Case("t5", {"type": "t5", "num_buckets": 8, "max_distance": 20}, scores=True),

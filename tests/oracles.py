@@ -83,6 +83,8 @@ class Layer:
 
     turn: Turn | None = None
     bias: torch.Tensor | None = None
+    turn_keys: Turn | None = None
+    """Where keys are turned otherwise than queries."""
 
 
 @contextlib.contextmanager
@@ -94,7 +96,7 @@ def stock_with(architecture: str, layers: list[Layer]) -> Iterator[Any]:
     def attention(attending: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
         layer = layers[attending.layer_idx]
         if layer.turn is not None:
-            query, key = layer.turn(query), layer.turn(key)
+            query, key = layer.turn(query), (layer.turn_keys or layer.turn)(key)
         if layer.bias is not None:
             mask = (mask + layer.bias).clamp(min=torch.finfo(torch.float64).min)
         return module.eager_attention_forward(attending, query, key, value, mask, **kwargs)

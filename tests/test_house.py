@@ -31,7 +31,7 @@ FLOORS = [
     ["schemes.*"],
     ["catalogue"],
     ["scheme"],
-    ["options", "names"],
+    ["options", "names", "rotation"],
 ]
 
 

@@ -227,6 +227,35 @@ def test_partial_and_interleaved_rope_equal_the_papers_rotation(architecture: st
 
 
 @by_architecture
+def test_xpos_equals_a_loop_over_its_formula(architecture: str) -> None:
+    """Rotation, then q times zeta^((i - c) / base) and k divided by the same at j, zeta = (2k + 0.4 d) / (1.4 d)."""
+    ids, base, centre = tiny.tokens(2, LENGTH), 20.0, tiny.TRAINED_LENGTH // 2
+    rotation = oracles.complex_turn(LENGTH, 10000.0, 8, interleaved=False)
+
+    def decayed(states: torch.Tensor, sign: int) -> torch.Tensor:
+        result = rotation(states)
+        for position in range(LENGTH):
+            for pair in range(4):
+                factor = ((2 * pair + 0.4 * 8) / (1.4 * 8)) ** (sign * (position - centre) / base)
+                for feature in (pair, pair + 4):
+                    result[:, :, position, feature] = result[:, :, position, feature] * factor
+        return result
+
+    layer = oracles.Layer(turn=lambda states: decayed(states, 1), turn_keys=lambda states: decayed(states, -1))
+    # Angles and factors are float32, as LLaMA's own angles; the oracle's are float64.
+    scheme = {"type": "xpos", "scale_base": base}
+    _, expected = equals_stock_with(architecture, scheme, [layer] * tiny.LAYERS, ids, 2e-5)
+    assert (tiny.model(architecture, {"type": "rope", "theta": 10000.0})(ids).logits - expected).abs().max() > 1e-3
+
+
+def test_xpos_refuses_what_its_decay_cannot_reach() -> None:
+    model = tiny.model("llama", {"type": "xpos", "scale_base": 16.0}, torch.float16)
+    assert model(tiny.tokens(1, 60)).logits.isfinite().all()
+    with pytest.raises(ValueError, match=r"xpos: at \d+ positions.*float16.*scale_base"):
+        model(tiny.tokens(1, 200))
+
+
+@by_architecture
 def test_schemes_act_in_their_own_layers(architecture: str) -> None:
     """Rotation in layers 0 and 2, a bias in layer 1: in any other order the logits are others."""
     ids = tiny.tokens(2, LENGTH)

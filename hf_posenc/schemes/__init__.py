@@ -18,6 +18,7 @@ from .rope import Rope
 from .sandwich import Sandwich
 from .sinusoidal import Sinusoidal
 from .t5 import T5
+from .xpos import Xpos
 
 REGISTER: dict[str, type[Scheme]] = {}
 
@@ -30,7 +31,7 @@ def register_scheme(scheme: type[Scheme]) -> type[Scheme]:
     return scheme
 
 
-for _scheme in (Learned, Sinusoidal, Rope, Alibi, T5, Kerple, Sandwich, NoPositions):
+for _scheme in (Learned, Sinusoidal, Rope, Xpos, Alibi, T5, Kerple, Sandwich, NoPositions):
     register_scheme(_scheme)
 
 

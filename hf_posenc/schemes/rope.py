@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..options import Options, fraction, option, positive
+from ..rotation import Layout, laid_out, turn
 from ..scheme import ModelShape, Positions, Scheme
 
 SCALING_KEYS = {
@@ -27,9 +28,7 @@ class RopeOptions(Options):
     theta: float | None = option(
         None, "base of the wavelengths; None: the checkpoint's own, or 10000 where it has none", positive
     )
-    layout: Literal["halves", "interleaved"] = option(
-        "halves", "which features turn together: d/2 apart (LLaMA) or neighbours (GPT-J, RoFormer)"
-    )
+    layout: Layout = option("halves", "which features turn together: d/2 apart (LLaMA) or neighbours (GPT-J, RoFormer)")
     partial_rotary_factor: float = option(1.0, "share of each head that is turned", fraction)
     scaling: dict[str, Any] | None = option(
         None,
@@ -67,7 +66,6 @@ class Rope(Scheme):
             )
         # Plain numbers, not a buffer: a buffer would be narrowed by model.to(bfloat16) and lost by meta loading.
         self.frequencies = frequencies.tolist()
-        self.rotary_size = 2 * len(self.frequencies)
 
     def _frequencies_for(self, length: int | None, device: Any = None) -> tuple[torch.Tensor, float]:
         kind = self.rope_type
@@ -97,8 +95,7 @@ class Rope(Scheme):
             length = self._length_in_question(positions)
             if length is not None:
                 frequencies, factor = self._frequencies_for(length, device)
-        angles = positions.queries_BQ.unsqueeze(-1).float() * frequencies
-        angles = angles.repeat_interleave(2, -1) if self.options.layout == "interleaved" else angles.repeat(1, 1, 2)
+        angles = laid_out(positions.queries_BQ.unsqueeze(-1).float() * frequencies, self.options.layout)
         return angles.cos().unsqueeze(1) * factor, angles.sin().unsqueeze(1) * factor
 
     def _length_in_question(self, positions: Positions) -> int | None:
@@ -125,22 +122,10 @@ class Rope(Scheme):
             )
         return length
 
-    def rotate(self, states_BHQD: torch.Tensor, prepared: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        cosines, sines = (angles.to(states_BHQD.dtype) for angles in prepared)
-        turned, rest = states_BHQD[..., : self.rotary_size], states_BHQD[..., self.rotary_size :]
-        quarter = quarter_turn_neighbours if self.options.layout == "interleaved" else quarter_turn_halves
-        turned = turned * cosines + quarter(turned) * sines
-        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
-
-
-def quarter_turn_halves(states: torch.Tensor) -> torch.Tensor:
-    first, second = states.chunk(2, dim=-1)
-    return torch.cat([-second, first], dim=-1)
-
-
-def quarter_turn_neighbours(states: torch.Tensor) -> torch.Tensor:
-    pairs = states.unflatten(-1, (-1, 2))
-    return torch.stack([-pairs[..., 1], pairs[..., 0]], dim=-1).flatten(-2)
+    def rotate(
+        self, states_BHQD: torch.Tensor, prepared: tuple[torch.Tensor, torch.Tensor], keys: bool
+    ) -> torch.Tensor:
+        return turn(states_BHQD, *prepared, self.options.layout)
 
 
 def resolved_parameters(options: RopeOptions, shape: ModelShape) -> dict[str, Any]:
