@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from .positions import self_attention_cache
-from .scheme import Positions, Scheme, tracing
+from .scheme import DistanceBias, Positions, Scheme, tracing
 
 NAME = "hf_posenc"
 CAN_ADD_SCORES = ("sdpa", "eager", "flex_attention")
@@ -130,26 +130,40 @@ def positioned_attention(
         return stock(module, query, key, value, attention_mask, **kwargs)
 
     if not terms:
-        return flex(module, query, key, value, attention_mask, None, posenc, **kwargs)
+        return flex(module, query, key, value, attention_mask, None, **kwargs)
     refuse_backend(backend, [scheme for scheme, _, _ in scoring])
     if key.shape[2] != posenc.key_length:
         raise ValueError(
             f"the cache handed out {key.shape[2]} keys where {posenc.key_length} were expected: this cache class "
             "drops or moves keys, so their positions are lost; use DynamicCache or StaticCache"
         )
-    values = sum(term.values.to(query.device) for term in terms)
     asked = kwargs.get("is_causal")
     causal = (module.is_causal if asked is None else asked) and query.shape[2] > 1 and attention_mask is None
-    if causal and key.shape[2] > query.shape[2]:  # a first call with a static cache: the rest of it is empty
-        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-        values = values[..., : values.shape[-1] - (posenc.key_length - query.shape[2])]
+    empty = key.shape[2] - query.shape[2] if causal else 0  # slots of a static cache that a first call leaves empty
+    if empty:
+        key, value = key[:, :, :-empty], value[:, :, :-empty]
+    values = added_up(terms, posenc, query)
+    values = values[..., : values.shape[-1] - empty]
+    by_distance = values.dim() == 2
     if backend == "flex_attention":
-        return flex(module, query, key, value, attention_mask, values, posenc, **kwargs)
-    if backend == "sdpa" and attention_mask is None and posenc.uniform and _strided_bias_pays(query):
+        return flex(module, query, key, value, attention_mask, values, **kwargs)
+    if backend == "sdpa" and attention_mask is None and by_distance and _strided_bias_pays(query):
         return sdpa_strided(stock, module, query, key, value, values, causal, **kwargs)
-    bias = dense_bias(values, posenc, query.shape[2], key.shape[2]).to(query.dtype)
-    mask = masked(bias, attention_mask, causal)
-    return stock(module, query, key, value, mask, **kwargs)
+    bias = dense_bias(values, query.shape[2], key.shape[2]) if by_distance else values
+    return stock(module, query, key, value, masked(bias.to(query.dtype), attention_mask, causal), **kwargs)
+
+
+def added_up(terms: list[DistanceBias | torch.Tensor], posenc: Positions, query: torch.Tensor) -> torch.Tensor:
+    """The sum of all terms: (H, L) by distance if that says it all, else (B or 1, H, Q, K)."""
+    by_distance = [term.values.to(query.device) for term in terms if isinstance(term, DistanceBias)]
+    whole = [term.to(query.device) for term in terms if isinstance(term, torch.Tensor)]
+    if posenc.uniform and not whole:
+        return reduce(torch.add, by_distance)
+    for values in by_distance:
+        whole.append(
+            dense_bias(values, query.shape[2], posenc.key_length) if posenc.uniform else values.transpose(0, 1)
+        )
+    return reduce(torch.add, whole)
 
 
 def refuse_backend(backend: str | None, schemes: list[Any]) -> None:
@@ -162,14 +176,12 @@ def refuse_backend(backend: str | None, schemes: list[Any]) -> None:
         )
 
 
-def dense_bias(values: torch.Tensor, posenc: Positions, num_queries: int, num_keys: int) -> torch.Tensor:
-    """(B or 1, H, Q, K) of the values by distance."""
-    if posenc.uniform and tracing():  # a view of a symbolic length would fix the length
-        places = torch.arange(num_keys, device=values.device) - torch.arange(num_queries, device=values.device)[:, None]
-        return values[:, places + num_queries - 1][None]
-    if posenc.uniform:
-        return rows_by_falling_query(values, num_keys).flip(-2)[None]
-    return values.transpose(0, 1)[..., :num_keys]
+def dense_bias(values_HL: torch.Tensor, num_queries: int, num_keys: int) -> torch.Tensor:
+    """(1, H, Q, K) of the values by distance."""
+    if tracing():  # a view of a symbolic length would fix the length
+        keys, queries = (torch.arange(length, device=values_HL.device) for length in (num_keys, num_queries))
+        return values_HL[:, keys - queries[:, None] + num_queries - 1][None]
+    return rows_by_falling_query(values_HL, num_keys).flip(-2)[None]
 
 
 def rows_by_falling_query(values_HL: torch.Tensor, num_keys: int) -> torch.Tensor:
@@ -227,12 +239,11 @@ def flex(
     value: torch.Tensor,
     attention_mask: Any,
     values: torch.Tensor | None,
-    posenc: Positions,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """flex_attention with a score_mod that reads the values by distance, and a mask that may be a plain tensor."""
+    """flex_attention with a score_mod that reads the values, and a mask that may be a plain tensor."""
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
     from transformers.integrations.flex_attention import compile_friendly_flex_attention
 
@@ -245,15 +256,14 @@ def flex(
     added = None if block_mask is not None else attention_mask
     if added is not None and added.dtype == torch.bool:
         added = torch.where(added, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
-    uniform, last_query = posenc.uniform, query.shape[2] - 1
+    last_query, by_distance = query.shape[2] - 1, values is not None and values.dim() == 2
     if values is not None:
         values = values.to(query.dtype)
-        if not uniform:
-            values = values.expand(-1, query.shape[0], -1, -1)
+        values = values if by_distance else values.expand(query.shape[0], -1, -1, -1)
 
     def score_mod(score: Any, row: Any, head: Any, q: Any, k: Any) -> Any:
         if values is not None:
-            score = score + (values[head, k - q + last_query] if uniform else values[head, row, q, k])
+            score = score + (values[head, k - q + last_query] if by_distance else values[row, head, q, k])
         return score if added is None else score + added[row, 0, q, k]
 
     on_cpu = query.device.type == "cpu"  # torch 2.13's CPU kernels fail to compile where lengths change between calls

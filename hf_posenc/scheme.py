@@ -88,6 +88,15 @@ class Positions:
             return self.length_bound
         return int(self.queries_BQ.max()) + 1
 
+    def distances_BQK(self) -> torch.Tensor:
+        """All distances, written out where they are uniform: (1, Q, K) then."""
+        if not self.uniform:
+            return self.distances
+        num_queries = self.queries_BQ.shape[-1]
+        device = self.distances.device
+        keys, queries = torch.arange(self.key_length, device=device), torch.arange(num_queries, device=device)
+        return self.distances[keys - queries[:, None] + num_queries - 1][None]
+
     def to(self, device: Any, non_blocking: bool = False) -> Positions:
         """The same on another device: what hooks of models that span several devices call."""
 
@@ -153,8 +162,9 @@ class Scheme(nn.Module):
         """Queries, or keys before they enter the cache, turned by their own positions."""
         return states_BHQD
 
-    def score(self, prepared: Any, part: nn.Module | None) -> DistanceBias:
-        """The term added to the scaled attention logits. `part` is this layer's `layer_part`, if there is one."""
+    def score(self, prepared: Any, part: nn.Module | None) -> DistanceBias | torch.Tensor:
+        """The term added to the scaled attention logits: by distance where it depends on nothing else, which is cheap,
+        or whole, (B or 1, H, Q, K). `part` is this layer's `layer_part`, if there is one."""
         raise AssertionError("only called on schemes that override it")
 
     def layer_part(self) -> nn.Module | None:

@@ -30,6 +30,8 @@ CASES = [
     Case("t5-per-layer", {"type": "t5", "num_buckets": 8, "max_distance": 20, "shared": False}, scores=True),
     Case("kerple", "kerple", scores=True),
     Case("kerple-power", {"type": "kerple", "kind": "power"}, scores=True),
+    Case("fire", "fire", scores=True),
+    Case("fire+alibi", ["fire", "alibi"], scores=True),
     Case("sandwich", "sandwich", scores=True),
     Case("none", "none"),
     Case("learned+t5", ["learned", {"type": "t5", "num_buckets": 8, "max_distance": 20}], extends=False, scores=True),

@@ -218,6 +218,10 @@ def test_new_parameters_are_initialised_not_left_to_chance(case: Case, architect
             torch.testing.assert_close(parameter.detach(), torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]))
         elif name.endswith((".a", ".p")):
             assert parameter.unique().tolist() in ([0.0], [1.0]), name
+        elif name.endswith((".rate", ".length")):
+            assert parameter.item() in (pytest.approx(0.1), 512.0), name
+        elif ".inner_" in name:
+            assert 0 < parameter.abs().max() <= 1, name
         else:
             assert parameter.abs().max() == 0, name
     assert not [name for name, _ in model.named_buffers() if "position_scheme" in name]

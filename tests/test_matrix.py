@@ -236,7 +236,7 @@ def test_gradients_of_eager_equal_sdpa(case: Case, architecture: str) -> None:
         model.train()(tiny.tokens(2, 13)).logits.square().mean().backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     assert any("position_scheme" in name for name in gradients[0]) == (
-        case.id in ("alibi-learned", "t5", "t5-per-layer", "learned+t5", "kerple", "kerple-power")
+        case.id in ("alibi-learned", "t5", "t5-per-layer", "learned+t5", "kerple", "kerple-power", "fire", "fire+alibi")
         or (architecture == "llama" and "learned" in case.id)
     )
     for name, gradient in gradients[0].items():
@@ -285,7 +285,8 @@ def test_positions_are_not_narrowed_with_the_model(case: Case, architecture: str
     rounding = (logits(narrow, ids, position_ids=positions, attention_mask=mask).double() - true).abs().mean()
     coarse = (logits(wide, ids, position_ids=positions.to(dtype).long(), attention_mask=mask) - true).abs().mean()
     assert rounding < 0.02 * true.abs().mean()
-    assert case.id == "none" or rounding < 0.5 * coarse
+    if case.id not in ("none", "fire"):  # fire: so far out, distances relative to the position differ by too little
+        assert rounding < 0.5 * coarse
 
 
 @by_case

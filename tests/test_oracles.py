@@ -117,6 +117,59 @@ def test_kerple_equals_a_loop_over_its_formula(architecture: str, kind: str) -> 
 
 
 @by_architecture
+def test_fire_equals_a_plain_network_over_its_formula(architecture: str) -> None:
+    """f(psi(|r|) / psi(max(i, L))) with psi(x) = ln(c x + 1) and f a network 1 -> 32 -> heads, run unit by unit."""
+    ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, "fire")
+    networks = [module for module in model.modules() if type(module).__name__ == "Network"]
+    assert len(networks) == tiny.LAYERS
+    theirs = []
+    for network in networks:
+        torch.nn.init.constant_(network.length, 5.0)  # inside of the input, so that both of its cases occur
+        theirs.append({name: value.detach().clone().requires_grad_() for name, value in network.named_parameters()})
+    places, layers = torch.arange(LENGTH, dtype=torch.float64), []
+    for p in theirs:
+        reach = torch.maximum(places, p["length"])[:, None]
+        distances = (places[None, :] - places[:, None]).abs()
+        inputs = torch.log(p["rate"] * distances + 1) / torch.log(p["rate"] * reach + 1)
+        units = torch.relu(inputs[..., None] * p["inner_weight"] + p["inner_bias"])
+        bias = units @ p["outer_weight"].T + p["outer_bias"]
+        layers.append(oracles.Layer(bias=bias.permute(2, 0, 1)[None]))
+    with oracles.stock_with(architecture, layers) as stock:
+        mask = oracles.causal_mask(architecture, LENGTH).expand(2, -1, -1, -1)
+        expected = stock(ids, attention_mask=mask).logits
+        compare(architecture, model, stock, expected, ids, tolerance(architecture))
+    for network, p in zip(networks, theirs, strict=True):
+        for name, ours in network.named_parameters():
+            if name == "outer_bias":  # the same for all keys: softmax does not see it
+                continue
+            scale = tolerance(architecture) * p[name].grad.abs().max().clamp(min=1).item()
+            torch.testing.assert_close(ours.grad, p[name].grad, rtol=0, atol=scale, msg=lambda t, n=name: f"{n}: {t}")
+            assert p[name].grad.abs().max() > 1e-5, name
+    with torch.no_grad():
+        networks[1].inner_weight *= 1.05
+    assert (model(ids).logits - expected).abs().max() > 1e-4
+
+
+def test_fire_looks_its_network_up_exactly() -> None:
+    """Straight pieces between corners, against the network itself: also at corners, with dead and constant units."""
+    from hf_posenc.schemes.fire import UNITS, Network
+
+    generator = torch.Generator().manual_seed(0)
+    network = Network(3, "paper").to(torch.float64)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        network.inner_weight[:3], network.inner_bias[0] = 0.0, 2.0
+        network.inner_bias[1], network.inner_bias[2] = -2.0, 0.0
+    corners = -network.inner_bias[3:] / network.inner_weight[3:]
+    inputs = torch.cat([torch.linspace(-4, 4, 301, dtype=torch.float64), corners.detach()])
+    assert len(corners) == UNITS - 3
+    units = torch.relu(inputs[:, None] * network.inner_weight + network.inner_bias)
+    expected = (units @ network.outer_weight.T + network.outer_bias).T
+    torch.testing.assert_close(network.through(inputs), expected, rtol=0, atol=1e-12)
+
+
+@by_architecture
 def test_sandwich_equals_a_loop_over_its_formula(architecture: str) -> None:
     """The product of two sinusoidal embeddings of width 128, less its maximum, over 8 h / H for head h."""
     ids, rows = tiny.tokens(2, LENGTH), []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -18,6 +17,8 @@ from transformers import (
 
 import hf_posenc
 
+POSITIVE = (".slopes", ".a", ".p", ".rate", ".length")
+"""Parameters of schemes that mean something only above zero, and up to 2."""
 VOCABULARY, WIDTH, LAYERS, HEADS, TRAINED_LENGTH, PAD = 61, 32, 3, 4, 48, 0
 
 
@@ -59,8 +60,6 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
         values = 1 + 0.1 * noise if is_norm and name.endswith("weight") else 0.15 * noise
         if "position_scheme" in name or name.endswith(("wpe.weight", "position_embeddings.weight")):
             values = 0.6 * noise
-        if name.endswith("slopes"):
-            values = 0.2 + noise.abs()
         parameter.copy_(values)
     return model
 
@@ -73,13 +72,12 @@ def model(
     randomise(built, seed)
     if scheme is not None:
         hf_posenc.retrofit(built, scheme)
-        scheme_parameters = torch.nn.ModuleList(
-            module for name, module in built.named_modules() if name.endswith("position_scheme")
-        )
-        fresh = randomise(copy.deepcopy(scheme_parameters), seed + 1)
+        generator = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():
-            for target, source in zip(scheme_parameters.parameters(), fresh.parameters(), strict=True):
-                target.copy_(source if source.dim() > 1 else 0.2 + source.abs())
+            for name, parameter in built.named_parameters():
+                if "position_scheme" in name:
+                    noise = 0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                    parameter.copy_((0.2 + noise.abs()).clamp(max=1.9) if name.endswith(POSITIVE) else noise)
     return built.to(dtype).eval()
 
 

@@ -11,6 +11,7 @@ import types
 from ..catalogue import SchemeInfo, describe
 from ..scheme import Scheme
 from .alibi import Alibi
+from .fire import Fire
 from .kerple import Kerple
 from .learned import Learned
 from .none import NoPositions
@@ -31,7 +32,7 @@ def register_scheme(scheme: type[Scheme]) -> type[Scheme]:
     return scheme
 
 
-for _scheme in (Learned, Sinusoidal, Rope, Xpos, Alibi, T5, Kerple, Sandwich, NoPositions):
+for _scheme in (Learned, Sinusoidal, Rope, Xpos, Alibi, T5, Kerple, Fire, Sandwich, NoPositions):
     register_scheme(_scheme)
 
 
