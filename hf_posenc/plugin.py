@@ -12,7 +12,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .names import STOCK_CONFIGS, STOCK_TYPES, VARIANT_PREFIX
@@ -113,6 +113,10 @@ class _VariantConfigs(dict[str, Any]):
         return super().__getitem__(key)
 
     __getitem__ = _resolved
+
+    def __iter__(self) -> Iterator[str]:
+        """Of its own, so that `dict(...)`, with which AutoConfig's mapping is pickled, asks `__getitem__`."""
+        return super().__iter__()
 
     def values(self) -> Any:
         return [self._resolved(key) for key in self]

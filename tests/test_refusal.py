@@ -166,3 +166,15 @@ print(type(config).__name__, type(model).__name__, model.config.position_scheme)
 """
     done = run(code)
     assert done.stdout.strip() == "PosEncGPT2Config PosEncGPT2LMHeadModel rope", done.stderr
+
+
+def test_the_mapping_of_configs_can_be_pickled_and_listed() -> None:
+    code = """
+import hf_posenc, pickle
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+again = pickle.loads(pickle.dumps(CONFIG_MAPPING))
+print(again["posenc_gpt2"].__name__, CONFIG_MAPPING["posenc_llama"].__name__)
+print(sum(cls.__name__.startswith("PosEnc") for cls in CONFIG_MAPPING._extra_content.values()))
+"""
+    done = run(code)
+    assert done.stdout.split() == ["PosEncGPT2Config", "PosEncLlamaConfig", "3"], done.stderr
