@@ -19,6 +19,7 @@ class Case:
 
 CASES = [
     Case("learned", "learned", extends=False),
+    Case("window", {"type": "window", "window_size": 5}),
     Case("sinusoidal", "sinusoidal"),
     Case("rope", "rope"),
     Case("rope-partial", {"type": "rope", "theta": 500.0, "layout": "interleaved", "partial_rotary_factor": 0.5}),

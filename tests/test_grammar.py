@@ -191,7 +191,8 @@ def test_every_value_builds_and_runs_or_names_the_offending_key(scheme: Any, arc
         with torch.no_grad():
             output = model(tiny.tokens(1, 6), use_cache=False)[0]
     except ValueError as error:
-        assert "table serves" in str(error), (scheme, error)  # fewer positions asked for than the input has
+        # Fewer positions asked for than the input has, or a decay that leaves the dtype within it.
+        assert any(part in str(error) for part in keys_of(scheme) | {"table serves"}), (scheme, error)
         return
     assert output.isfinite().all(), scheme
 

@@ -236,7 +236,18 @@ def test_gradients_of_eager_equal_sdpa(case: Case, architecture: str) -> None:
         model.train()(tiny.tokens(2, 13)).logits.square().mean().backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     assert any("position_scheme" in name for name in gradients[0]) == (
-        case.id in ("alibi-learned", "t5", "t5-per-layer", "learned+t5", "kerple", "kerple-power", "fire", "fire+alibi")
+        case.id
+        in (
+            "alibi-learned",
+            "t5",
+            "t5-per-layer",
+            "learned+t5",
+            "kerple",
+            "kerple-power",
+            "fire",
+            "fire+alibi",
+            "window",
+        )
         or (architecture == "llama" and "learned" in case.id)
     )
     for name, gradient in gradients[0].items():

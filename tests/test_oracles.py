@@ -226,6 +226,26 @@ def test_sinusoidal_equals_stock_with_distilbert_table(architecture: str) -> Non
     assert (perturbed - expected).abs().max() > 1e-4
 
 
+@by_architecture
+def test_window_equals_stock_with_both_rows_added(architecture: str) -> None:
+    ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, {"type": "window", "window_size": 5})
+    scheme = model.base_model.position_scheme[0]
+    assert scheme.windows.shape[0] == 10  # 48 positions in windows of 5
+    places, windows = (table.detach().clone().requires_grad_() for table in (scheme.places, scheme.windows))
+    rows = [places[position % 5] + windows[position // 5] for position in range(tiny.TRAINED_LENGTH)]
+    stock, expected = oracles.embedded(architecture, ids, torch.stack(rows))
+    compare(architecture, model, stock, expected, ids, tolerance(architecture))
+    if architecture == "llama":  # elsewhere the stock table is a leaf, and gradients end there
+        for ours, theirs in ((scheme.places, places), (scheme.windows, windows)):
+            scale = tolerance(architecture) * theirs.grad.abs().max().item()
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=scale)
+    far = model(torch.cat([ids] * 5, 1)).logits
+    assert far.isfinite().all()
+    with torch.no_grad():
+        scheme.windows[2, 3] += 0.05
+    assert (model(ids).logits - expected).abs().max() > 1e-5
+
+
 @pytest.mark.parametrize("width", [7, 32, 33])
 def test_sinusoids_of_any_width_equal_a_loop(width: int) -> None:
     from hf_posenc.schemes.sinusoidal import sinusoids

@@ -19,6 +19,7 @@ from .rope import Rope
 from .sandwich import Sandwich
 from .sinusoidal import Sinusoidal
 from .t5 import T5
+from .window import Window
 from .xpos import Xpos
 
 REGISTER: dict[str, type[Scheme]] = {}
@@ -32,7 +33,7 @@ def register_scheme(scheme: type[Scheme]) -> type[Scheme]:
     return scheme
 
 
-for _scheme in (Learned, Sinusoidal, Rope, Xpos, Alibi, T5, Kerple, Fire, Sandwich, NoPositions):
+for _scheme in (Learned, Window, Sinusoidal, Rope, Xpos, Alibi, T5, Kerple, Fire, Sandwich, NoPositions):
     register_scheme(_scheme)
 
 
