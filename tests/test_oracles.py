@@ -185,6 +185,21 @@ def test_sandwich_equals_a_loop_over_its_formula(architecture: str) -> None:
     assert (perturbed - expected).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_fire_starts_neutral_and_can_learn(architecture: str) -> None:
+    stock, ids = tiny.model(architecture), tiny.tokens(2, LENGTH)
+    expected = stock(ids).logits
+    model = hf_posenc.retrofit(stock, ["learned", "fire"])
+    found = model(ids).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    found.square().mean().backward()
+    network = next(module for module in model.modules() if type(module).__name__ == "Network")
+    assert network.outer_weight.grad.abs().max() > 0
+    paper = hf_posenc.retrofit(tiny.model(architecture), {"type": "fire", "init": "paper"})
+    network = next(module for module in paper.modules() if type(module).__name__ == "Network")
+    assert network.outer_weight.abs().max() > 0
+
+
 @pytest.mark.parametrize("kind", ["log", "power"])
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 def test_kerple_starts_neutral_and_can_learn(architecture: str, kind: str) -> None:

@@ -20,7 +20,7 @@ START_RATE, START_LENGTH = 0.1, 512.0
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FireOptions(Options):
     init: Literal["neutral", "paper"] = option(
-        "neutral", "start as no bias at all (the last layer is zero), or as a freshly made network"
+        "neutral", "start as no bias at all (the last layer is zero), or as the paper does, at random"
     )
 
 
@@ -39,11 +39,16 @@ class Network(LayerPart):
     def reset_parameters(self) -> None:
         init.constant_(self.rate, START_RATE)
         init.constant_(self.length, START_LENGTH)
-        init.uniform_(self.inner_weight, -1.0, 1.0)
-        init.uniform_(self.inner_bias, -1.0, 1.0)
-        bound = UNITS**-0.5 if self.start == "paper" else 0.0
-        for outer in (self.outer_weight, self.outer_bias):
-            init.uniform_(outer, -bound, bound)
+        if self.start == "paper":
+            for inner in (self.inner_weight, self.inner_bias):
+                init.uniform_(inner, -1.0, 1.0)
+            for outer in (self.outer_weight, self.outer_bias):
+                init.uniform_(outer, -(UNITS**-0.5), UNITS**-0.5)
+        else:  # corners at even steps over what goes in, so that any curve can be learned from there
+            init.ones_(self.inner_weight)
+            init.copy_(self.inner_bias, -torch.arange(UNITS) / UNITS)
+            init.zeros_(self.outer_weight)
+            init.zeros_(self.outer_bias)
 
     def forward(self, distances_BQK: torch.Tensor, queries_BQ: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """(B, H, Q, K)."""
