@@ -85,7 +85,9 @@ def test_partial_rope_on_llama_turns_what_gpt_neox_turns(share: float) -> None:
         "layer_norm_eps": 1e-6,
         "attn_implementation": "eager",
     }
-    neox = filled(GPTNeoXModel(GPTNeoXConfig(**sizes, **settings, rope_parameters=rotation)))
+    config = GPTNeoXConfig(**sizes, **settings, rope_parameters=rotation)
+    config.rope_parameters["partial_rotary_factor"] = share  # older releases overwrite it with a default
+    neox = filled(GPTNeoXModel(config))
     theirs = neox.layers[0].attention
     fused = theirs.query_key_value.weight.detach().view(4, 3, 8, 32)
     # States of mean zero and variance one, which either norm leaves as they are.
