@@ -22,6 +22,8 @@ from transformers.models.llama import modeling_llama
 from transformers.models.t5.configuration_t5 import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
+LENGTH = 14
+
 
 def silent_stock(architecture: str) -> Any:
     """The stock model with its own positions taken away by its weights: a table of zeros, angles of zero."""
@@ -156,3 +158,32 @@ def gradients(model: Any, logits: torch.Tensor) -> dict[str, torch.Tensor]:
         for name, parameter in copy.copy(model).named_parameters()
         if parameter.grad is not None
     }
+
+
+def compare(architecture: str, model: Any, stock: Any, expected: torch.Tensor, ids: torch.Tensor, atol: float) -> None:
+    """Logits, and gradients of all parameters that the two models have in common."""
+    logits = model(ids).logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=atol)
+    ours, theirs = gradients(model, logits), gradients(stock, expected)
+    own_positions = {name for name in theirs if "wpe" in name or "position_embeddings" in name}
+    assert theirs.keys() - ours.keys() <= own_positions
+    for name in theirs.keys() - own_positions:
+        scale = theirs[name].abs().max().clamp(min=1)
+        torch.testing.assert_close(
+            ours[name] / scale, theirs[name] / scale, rtol=0, atol=atol, msg=lambda t, n=name: f"{n}: {t}"
+        )
+
+
+def tolerance(architecture: str) -> float:
+    return tiny.same(architecture)["atol"] * 10  # eager against sdpa, and many layers of gradient
+
+
+def equals_stock_with(
+    architecture: str, scheme: Any, layers: list[Layer], ids: torch.Tensor, atol: float
+) -> tuple[Any, torch.Tensor]:
+    with stock_with(architecture, layers) as stock:
+        mask = causal_mask(architecture, LENGTH).expand(2, -1, -1, -1)
+        expected = stock(ids, attention_mask=mask).logits
+        model = tiny.model(architecture, scheme)
+        compare(architecture, model, stock, expected, ids, atol)
+    return model, expected
