@@ -10,6 +10,8 @@ import torch
 from cases import ARCHITECTURES, CASES, DECODERS, Case
 from transformers import DynamicCache, StaticCache
 
+from hf_posenc import attention
+
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 by_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 by_decoder = pytest.mark.parametrize("architecture", DECODERS)
@@ -257,6 +259,25 @@ def test_gradients_of_eager_equal_sdpa(case: Case, architecture: str) -> None:
         torch.testing.assert_close(
             gradient, gradients[1][name], **tiny.same(architecture), msg=lambda text, n=name: f"{n}: {text}"
         )
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+def test_the_strided_bias_is_what_sdpa_runs_on(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two tests above would pass if the fast path were never taken. It is, and the order of its rows counts."""
+    model, ids = tiny.model(architecture, "alibi"), tiny.tokens(2, 13)
+    expected, calls, view = logits(model, ids), [], attention.rows_by_falling_query
+
+    def watched(values: torch.Tensor, num_keys: int) -> torch.Tensor:
+        rows = view(values, num_keys)
+        calls.append(rows)
+        return rows
+
+    monkeypatch.setattr(attention, "rows_by_falling_query", watched)
+    assert torch.equal(logits(model, ids), expected)
+    assert len(calls) == tiny.LAYERS
+    assert all(rows.stride()[-2:] == (1, 1) and rows.untyped_storage().size() == 8 * 4 * 25 for rows in calls)
+    monkeypatch.setattr(attention, "rows_by_falling_query", lambda values, keys: view(values, keys).flip(-2))
+    assert (logits(model, ids) - expected).abs().nan_to_num(1.0).max() > 1e-3
 
 
 @by_case
