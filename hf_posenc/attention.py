@@ -2,7 +2,7 @@
 
 The subclass runs the stock forward unchanged, with two stand-ins: a cache whose `update` turns keys before they are
 kept, and a config that names the function below. That function turns the queries, adds the scheme's score terms to
-the mask, and hands over to the stock function of the backend that the model is set to.
+the mask, and hands over to the stock function of the backend that the model is set to, or to one of `backends`.
 
 Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K - 1 distances.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -19,11 +18,15 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
+from .backends import flex, sdpa_strided, strided_bias_pays, weighted
 from .positions import self_attention_cache
-from .scheme import DistanceBias, Positions, Scheme, tracing
+from .scheme import Content, Part, Positions, Scheme
+from .scores import added_up, by_slots, indices_BQK, masked, visible_pairs
+from .terms import Term
 
 NAME = "hf_posenc"
 CAN_ADD_SCORES = ("sdpa", "eager", "flex_attention")
+CAN_ADD_VALUES = ("sdpa", "eager")
 
 
 class AttentionConfig:
@@ -64,6 +67,10 @@ class PositionedAttention(nn.Module):
     layer_idx: int
     is_causal: bool
 
+    def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """States through the layer's own query and key projections, called as the modules they are."""
+        raise AssertionError("every architecture has its own")
+
     @property
     def config(self) -> AttentionConfig:
         return AttentionConfig(self.__dict__["config"])
@@ -84,14 +91,14 @@ class PositionedAttention(nn.Module):
         return super().forward(*args, posenc=posenc, **kwargs)
 
 
-def schemes_at(seam: str, module: PositionedAttention, posenc: Positions) -> list[tuple[Scheme, Any, nn.Module | None]]:
+def schemes_at(seam: str, module: PositionedAttention, posenc: Positions) -> list[tuple[Scheme, Any, Part | None]]:
     """The schemes that act at a seam of this layer, each with what it prepared and its part of the layer."""
     parts = getattr(module, "position_scheme", None)
     found = []
     for place in posenc.active[module.layer_idx]:
         scheme = posenc.schemes[place]
-        if scheme.overrides(seam):
-            part = parts[str(place)] if parts is not None and str(place) in parts else None
+        if scheme.acts_at(seam):
+            part = parts[str(place)].__call__ if parts is not None and str(place) in parts else None
             found.append((scheme, posenc.prepared[place], part))
     return found
 
@@ -118,20 +125,19 @@ def positioned_attention(
         raise ValueError("hf_posenc does not support continuous batching (paged caches); use generate()")
     config = module.__dict__["config"]
     backend = config._attn_implementation
-    query = turned(query, schemes_at("rotate", module, posenc), False)
-    scoring = schemes_at("score", module, posenc)
-    terms = [scheme("score", prepared, part) for scheme, prepared, part in scoring]
+    plain_query, query = query, turned(query, schemes_at("rotate", module, posenc), False)
+    scoring, valuing = schemes_at("score", module, posenc), schemes_at("value", module, posenc)
     stock = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
-    if not terms and backend != "flex_attention":
+    if not scoring and not valuing:
+        if backend == "flex_attention":
+            return flex(module, query, key, value, attention_mask, None, **kwargs)
         if is_flash_attention_requested(requested_attention_implementation=backend):
             if not posenc.packed:  # flash reads documents off position_ids, and would take gaps for them
                 kwargs.pop("position_ids", None)
             module = _with_real_config(module, config)
         return stock(module, query, key, value, attention_mask, **kwargs)
 
-    if not terms:
-        return flex(module, query, key, value, attention_mask, None, **kwargs)
-    refuse_backend(backend, [scheme for scheme, _, _ in scoring])
+    refuse_backend(backend, [scheme for scheme, _, _ in scoring + valuing])
     if key.shape[2] != posenc.key_length:
         raise ValueError(
             f"the cache handed out {key.shape[2]} keys where {posenc.key_length} were expected: this cache class "
@@ -139,145 +145,62 @@ def positioned_attention(
         )
     asked = kwargs.get("is_causal")
     causal = (module.is_causal if asked is None else asked) and query.shape[2] > 1 and attention_mask is None
+    scaling = kwargs.pop("scaling", None) or query.shape[-1] ** -0.5
+    content = Content(
+        plain_query,
+        query,
+        key,
+        scaling,
+        lambda: visible_pairs(attention_mask, causal, query, posenc.key_length),
+        lambda states: _by_head(module.projected(states), plain_query),
+    )
+    terms: list[Term] = []
+    for scheme, prepared, part in scoring:
+        found = scheme("score", prepared, part, content)
+        terms.extend(found if isinstance(found, list) else [found])
+    for scheme, _, part in schemes_at("content_scale", module, posenc):
+        query = query * scheme("content_scale", part).to(query)[:, None, None]
+    values = added_up(terms, posenc, content) if terms else query.new_zeros(1, 1, query.shape[2], key.shape[2])
     empty = key.shape[2] - query.shape[2] if causal else 0  # slots of a static cache that a first call leaves empty
     if empty:
         key, value = key[:, :, :-empty], value[:, :, :-empty]
-    values = added_up(terms, posenc, query)
-    values = values[..., : values.shape[-1] - empty]
+        values = values[..., : values.shape[-1] - empty]
     by_distance = values.dim() == 2
     if backend == "flex_attention":
-        return flex(module, query, key, value, attention_mask, values, **kwargs)
-    if backend == "sdpa" and attention_mask is None and by_distance and _strided_bias_pays(query):
-        return sdpa_strided(stock, module, query, key, value, values, causal, **kwargs)
-    bias = dense_bias(values, query.shape[2], key.shape[2]) if by_distance else values
-    return stock(module, query, key, value, masked(bias.to(query.dtype), attention_mask, causal), **kwargs)
+        return flex(module, query, key, value, attention_mask, values, scaling=scaling, **kwargs)
+    if backend == "sdpa" and attention_mask is None and by_distance and not valuing and strided_bias_pays(query):
+        return sdpa_strided(stock, module, query, key, value, values, causal, scaling=scaling, **kwargs)
+    bias = by_slots(values, query.shape[2], key.shape[2]) if by_distance else values
+    bias = masked(bias.to(query.dtype), attention_mask, causal)
+    if not valuing:
+        return stock(module, query, key, value, bias, scaling=scaling, **kwargs)
+    extra = []
+    for scheme, prepared, part in valuing:
+        rows = scheme("value", prepared, part)
+        indices = indices_BQK(rows, posenc, query.shape[2])[..., : key.shape[2]]
+        extra.append((rows.rows_HRD, indices.to(query.device)))
+    return weighted(module, query, key, value, bias, extra, scaling=scaling, **kwargs)
 
 
-def added_up(terms: list[DistanceBias | torch.Tensor], posenc: Positions, query: torch.Tensor) -> torch.Tensor:
-    """The sum of all terms: (H, L) by distance if that says it all, else (B or 1, H, Q, K)."""
-    by_distance = [term.values.to(query.device) for term in terms if isinstance(term, DistanceBias)]
-    whole = [term.to(query.device) for term in terms if isinstance(term, torch.Tensor)]
-    if posenc.uniform and not whole:
-        return reduce(torch.add, by_distance)
-    for values in by_distance:
-        whole.append(
-            dense_bias(values, query.shape[2], posenc.key_length) if posenc.uniform else values.transpose(0, 1)
-        )
-    return reduce(torch.add, whole)
+def _by_head(
+    projected: tuple[torch.Tensor, torch.Tensor], like_BHQD: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two of (H, R, D); the keys of a group of heads once for each head."""
+    queries, keys = (states.unflatten(-1, (-1, like_BHQD.shape[-1])).transpose(0, 1) for states in projected)
+    return queries, keys.repeat_interleave(like_BHQD.shape[1] // keys.shape[0], dim=0)
 
 
 def refuse_backend(backend: str | None, schemes: list[Any]) -> None:
-    """Raise if a backend cannot add the score terms of any of the schemes, which are classes or modules."""
-    scoring = [scheme.name for scheme in schemes if scheme.overrides("score")]
-    if scoring and backend is not None and backend not in CAN_ADD_SCORES:
-        raise ValueError(
-            f"attn_implementation={backend!r} cannot add the score term of position scheme {scoring[0]!r} and would "
-            f"drop it; use one of {list(CAN_ADD_SCORES)}"
-        )
-
-
-def dense_bias(values_HL: torch.Tensor, num_queries: int, num_keys: int) -> torch.Tensor:
-    """(1, H, Q, K) of the values by distance."""
-    if tracing():  # a view of a symbolic length would fix the length
-        keys, queries = (torch.arange(length, device=values_HL.device) for length in (num_keys, num_queries))
-        return values_HL[:, keys - queries[:, None] + num_queries - 1][None]
-    return rows_by_falling_query(values_HL, num_keys).flip(-2)[None]
-
-
-def rows_by_falling_query(values_HL: torch.Tensor, num_keys: int) -> torch.Tensor:
-    """(H, Q, K), last query first: a view of the one vector of each head, not a copy."""
-    return values_HL.unfold(-1, num_keys, 1)
-
-
-def masked(bias: torch.Tensor, attention_mask: torch.Tensor | None, causal: bool) -> torch.Tensor:
-    """The bias with the lowest finite number where there is nothing to see."""
-    lowest = torch.finfo(bias.dtype).min
-    if attention_mask is None:
-        if not causal:
-            return bias
-        attention_mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
-    else:
-        attention_mask = attention_mask[..., : bias.shape[-1]]
-    if attention_mask.dtype == torch.bool:
-        return torch.where(attention_mask, bias, lowest)
-    return (bias + attention_mask.to(bias.dtype)).clamp(min=lowest)
-
-
-def _strided_bias_pays(query: torch.Tensor) -> bool:
-    # Elsewhere the kernels want an aligned mask and would copy the view. Compiled code would copy it too.
-    return query.device.type == "cpu" and query.shape[2] > 1 and not tracing()
-
-
-def sdpa_strided(
-    stock: Callable[..., Any],
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    values_HL: torch.Tensor,
-    causal: bool,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """SDPA with the bias as a strided view of one vector per head: no Q x K tensor, however long the input.
-
-    Row q of the bias is the vector read from Q - 1 - q on, so with the queries in reverse, row t is read from t on,
-    which is a view with both strides 1.
-    """
-    values_HL = values_HL.to(query.dtype)
-    if causal:
-        ahead = torch.arange(values_HL.shape[-1], device=values_HL.device) >= query.shape[2]
-        values_HL = values_HL.masked_fill(ahead, float("-inf"))
-    view = rows_by_falling_query(values_HL, key.shape[2])[None]
-    output_BQHD, weights = stock(module, query.flip(2), key, value, view, **kwargs)
-    return output_BQHD.flip(1), weights
-
-
-def flex(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: Any,
-    values: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """flex_attention with a score_mod that reads the values, and a mask that may be a plain tensor."""
-    from torch.nn.attention.flex_attention import BlockMask, flex_attention
-    from transformers.integrations.flex_attention import compile_friendly_flex_attention
-
-    if dropout > 0:
-        raise ValueError(
-            "flex_attention has no dropout: call model.eval(), set the attention dropout to 0, or use "
-            'attn_implementation="sdpa"'
-        )
-    block_mask = attention_mask if isinstance(attention_mask, BlockMask) else None
-    added = None if block_mask is not None else attention_mask
-    if added is not None and added.dtype == torch.bool:
-        added = torch.where(added, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
-    last_query, by_distance = query.shape[2] - 1, values is not None and values.dim() == 2
-    if values is not None:
-        values = values.to(query.dtype)
-        values = values if by_distance else values.expand(query.shape[0], -1, -1, -1)
-
-    def score_mod(score: Any, row: Any, head: Any, q: Any, k: Any) -> Any:
-        if values is not None:
-            score = score + (values[head, k - q + last_query] if by_distance else values[row, head, q, k])
-        return score if added is None else score + added[row, 0, q, k]
-
-    on_cpu = query.device.type == "cpu"  # torch 2.13's CPU kernels fail to compile where lengths change between calls
-    output_BHQD = (flex_attention if on_cpu else partial(compile_friendly_flex_attention, training=module.training))(
-        query,
-        key,
-        value,
-        score_mod=None if values is None and added is None else score_mod,
-        block_mask=block_mask,
-        enable_gqa=query.shape[1] != key.shape[1],
-        scale=scaling,
-        kernel_options=kwargs.get("kernel_options"),
-    )
-    return output_BHQD.transpose(1, 2).contiguous(), None
+    """Raise if a backend cannot add the terms of any of the schemes, which are items of the grammar or modules."""
+    if backend is None:
+        return
+    for seam, able in (("score", CAN_ADD_SCORES), ("value", CAN_ADD_VALUES)):
+        acting = [scheme.name for scheme in schemes if scheme.acts_at(seam)]
+        if acting and backend not in able:
+            raise ValueError(
+                f"attn_implementation={backend!r} cannot add the {seam} term of position scheme {acting[0]!r} and "
+                f"would drop it; use one of {list(able)}"
+            )
 
 
 def _with_real_config(module: PositionedAttention, config: Any) -> Any:

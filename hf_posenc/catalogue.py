@@ -44,7 +44,7 @@ def describe(scheme: type[Scheme]) -> SchemeInfo:
     """Read a scheme's name, summary, paper and options off its class."""
     hints = typing.get_type_hints(scheme.Options)
     options = {
-        field.name: OptionInfo(spell(hints[field.name]), field.default, field.metadata["doc"])
+        field.name: OptionInfo(spell(hints[field.name]), field.metadata["default"], field.metadata["doc"])
         for field in dataclasses.fields(scheme.Options)
     }
     if not scheme.at_input:

@@ -24,6 +24,13 @@ class Item:
     options: Options
     layers: list[int] | str | None
 
+    @property
+    def name(self) -> str:
+        return self.scheme.name
+
+    def acts_at(self, seam: str) -> bool:
+        return self.scheme.acts(seam, self.options)
+
     def active_layers(self, num_layers: int) -> tuple[int, ...]:
         """The layers that the scheme acts in, of a model with `num_layers`."""
         if self.scheme.at_input:

@@ -14,7 +14,10 @@ Check = Callable[[Any], "str | None"]
 
 def option(default: Any, doc: str, check: Check | None = None) -> Any:
     """A field of an options dataclass; `check` returns what is wrong with a value, or None."""
-    return dataclasses.field(default=default, metadata={"doc": doc, "check": check})
+    metadata = {"doc": doc, "check": check, "default": default}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def positive(value: float) -> str | None:
@@ -51,6 +54,9 @@ def fits(hint: Any, value: Any) -> bool:
         return any(fits(part, value) for part in typing.get_args(hint))
     if origin is typing.Literal:
         return isinstance(value, str) and value in typing.get_args(hint)
+    if origin is list:
+        (item,) = typing.get_args(hint)
+        return isinstance(value, list) and all(fits(item, part) for part in value)
     if origin is not None:
         return isinstance(value, origin)
     if hint is float:
@@ -78,5 +84,7 @@ def spell(hint: Any) -> str:
         return "None"
     if origin is dict:
         return "a dict"
-    words = {float: "a finite number", int: "a whole number", bool: "true or false"}
+    if origin is list:
+        return f"a list of {', '.join(map(spell, typing.get_args(hint)))}"
+    words = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a string"}
     return words.get(hint, str(getattr(hint, "__name__", hint)))

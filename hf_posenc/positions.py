@@ -32,11 +32,25 @@ class Located:
     positions: Positions
     attention_mask: Any
     order: Order
+    seen: int | torch.Tensor
+    """How many slots of the cache were filled before this forward."""
+    visible_BK: torch.Tensor | None
+    """Which keys are tokens, not padding; None: all of them."""
     all_BK: torch.Tensor | None = None
     """The positions of all tokens so far, where they are known."""
+    words_BQE: torch.Tensor | None = None
+    """The word embeddings, where a later call must know of them."""
 
 
-def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool, needs_distances: bool) -> Located:
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What the schemes of a model ask of positions, beyond those of the queries."""
+
+    distances: bool
+    key_positions: bool
+
+
+def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool, needs: Needs) -> Located:
     """Find where the tokens of one forward stand, and shut documents that share a row off from each other."""
     tokens = tokens_of(inputs)
     num_queries = tokens.shape[-1]
@@ -49,23 +63,29 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
     first_call = isinstance(seen, int) and seen == 0
     slots_BQ = torch.arange(num_queries, device=tokens.device)[None] + seen
 
+    ahead = 0 if padding is None or given is not None else _leading_padding(padding)
     if given is None:
-        queries_BQ = slots_BQ if padding is None else (slots_BQ - _leading_padding(padding)).clamp(min=0)
+        queries_BQ = slots_BQ if padding is None else (slots_BQ - ahead).clamp(min=0)
         order, by_slot = Order.STEADY, True
     else:
         queries_BQ = given.reshape(-1, num_queries)
         real_BQ = _at_slots(visible_BK, seen, num_queries)
         order, by_slot = _survey(queries_BQ, slots_BQ, real_BQ)
         by_slot = by_slot and first_call  # of keys in a cache, only the padding mask knows
-    _refuse_irregular_cache(cache, seen, order, needs_distances)
-    if given is not None and needs_distances and not first_call:
+    _refuse_irregular_cache(cache, seen, order, needs.distances)
+    if given is not None and needs.distances and not first_call:
         _refuse_jump(cache, queries_BQ.expand(rows, -1), visible_BK, seen)
 
-    key_length = _key_length(cache, seen, num_queries)
-    if by_slot or not needs_distances:
+    key_length, keys_BK = _key_length(cache, seen, num_queries), None
+    by_slot = by_slot or not needs.distances
+    if given is None and needs.key_positions:
+        keys_BK = (torch.arange(key_length, device=tokens.device)[None] - ahead).clamp(min=0)
+    elif needs.key_positions or not by_slot:
+        keys_BK = _key_positions(queries_BQ, visible_BK, seen, first_call, key_length)
+    if by_slot:
         distances = torch.arange(num_queries + key_length - 1, device=tokens.device) - (num_queries - 1) - seen
     else:
-        keys_BK = _key_positions(queries_BQ, visible_BK, seen, first_call, key_length)
+        assert keys_BK is not None
         distances = keys_BK[:, None, :] - queries_BQ[:, :, None]
     if given is not None and first_call and (mask is None or padding is not None):
         mask = _separate(order, queries_BQ.expand(rows, -1), mask, padding, config, causal, dtype)
@@ -82,9 +102,10 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
         cache_filled_at=getattr(cache, "posenc_filled_at", None),
         packed=order in (Order.RESTARTS, Order.UNKNOWN),
         dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+        keys_BK=keys_BK,
     )
-    everything = _all_positions(cache, queries_BQ.expand(rows, -1), seen) if needs_distances else None
-    return Located(positions, mask, order, everything)
+    everything = _all_positions(cache, queries_BQ.expand(rows, -1), seen) if needs.distances else None
+    return Located(positions, mask, order, seen, visible_BK, everything)
 
 
 def annotate_cache(outputs: Any, located: Located, length_matters: bool) -> None:
@@ -93,16 +114,20 @@ def annotate_cache(outputs: Any, located: Located, length_matters: bool) -> None
         return
     irregular = located.order in (Order.GAPS, Order.RESTARTS)
     first = length_matters and not located.positions.cached
+    for own in caches_of(outputs):
+        if irregular or hasattr(own, "posenc_order"):
+            own.posenc_order = located.order
+        if first:
+            own.posenc_filled_at = located.positions.length()
+        if located.all_BK is not None:
+            own.posenc_positions = located.all_BK
+
+
+def caches_of(outputs: Any) -> list[Any]:
+    """The caches of self-attention among a model's outputs: one, or none."""
     cache = outputs.get("past_key_values") if isinstance(outputs, dict) else None
-    for found in [cache] if cache is not None else outputs if isinstance(outputs, tuple) else []:
-        if hasattr(found, "get_seq_length"):
-            own = self_attention_cache(found)
-            if irregular or hasattr(own, "posenc_order"):
-                own.posenc_order = located.order
-            if first:
-                own.posenc_filled_at = located.positions.length()
-            if located.all_BK is not None:
-                own.posenc_positions = located.all_BK
+    found = [cache] if cache is not None else outputs if isinstance(outputs, tuple) else []
+    return [self_attention_cache(output) for output in found if hasattr(output, "get_seq_length")]
 
 
 def tokens_of(inputs: dict[str, Any]) -> torch.Tensor:
@@ -123,13 +148,18 @@ def _seen(cache: Any) -> int | torch.Tensor:
     return seen
 
 
+def slots_of(cache: Any) -> int | None:
+    """How many slots a static cache has; None for a cache that grows."""
+    limit = getattr(cache, "get_max_length", None) or cache.get_max_cache_shape
+    longest = limit(0)  # of the first layer: a cache that has none yet has no limit
+    return longest if longest is not None and longest > 0 else None
+
+
 def _key_length(cache: Any, seen: int | torch.Tensor, num_queries: int) -> int:
     """How many keys attention will see: a static cache hands out all its slots, filled or not."""
-    if cache is not None:
-        limit = getattr(cache, "get_max_length", None) or cache.get_max_cache_shape
-        longest = limit(0)  # of the first layer: a cache that has none yet has no limit
-        if longest is not None and longest > 0:
-            return longest
+    slots = slots_of(cache) if cache is not None else None
+    if slots is not None:
+        return slots
     assert isinstance(seen, int)
     return seen + num_queries
 

@@ -1,19 +1,21 @@
-"""What a scheme is: at most three seams into a transformer, and what it is told about the model and its positions.
+"""What a scheme is: at most four seams into a transformer, and what it is told about the model and its positions.
 
-Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K - 1 distances.
+Shape legend: B batch, H heads, Q queries, K keys, D width of a head, E width of the model, L = Q + K - 1 distances,
+R rows of a table.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from .options import Options as AnyOptions
+from .terms import DistanceRows, Term
 
 
 def tracing() -> bool:
@@ -64,6 +66,7 @@ class Positions:
         cache_filled_at: int | None,
         packed: bool,
         dtype: torch.dtype,
+        keys_BK: torch.Tensor | None = None,
     ) -> None:
         self.queries_BQ = queries_BQ
         self.distances = distances
@@ -79,6 +82,12 @@ class Positions:
         """Whether rows hold, or may hold, several documents."""
         self.dtype = dtype
         """What biases are computed in: float32, or float64 in a float64 model. Never narrower."""
+        self.keys_BK = keys_BK
+        """The positions of all keys, where a scheme asks for them (`needs_key_positions`)."""
+        self.table: nn.Module | None = None
+        """The architecture's own position table, where it is left to a scheme to read it and put it in."""
+        self.context_BQE: torch.Tensor | None = None
+        """The mean of the words that a query may know of, where a scheme asks for it (`needs_context`)."""
         self.prepared: list[Any] = []
         """What each scheme's `prepare` returned, by its place in `position_scheme`."""
 
@@ -109,20 +118,46 @@ class Positions:
 
         moved = copy.copy(self)
         moved.queries_BQ, moved.distances = move(self.queries_BQ), move(self.distances)
-        moved.prepared = move(self.prepared)
+        moved.prepared, moved.keys_BK = move(self.prepared), move(self.keys_BK)
         return moved
 
 
-@dataclasses.dataclass(frozen=True)
-class DistanceBias:
-    """A score term that depends on head and distance only: one value a head for each of `Positions.distances`."""
+class Content:
+    """What one layer's attention is about to multiply, for score terms that depend on it."""
 
-    values: torch.Tensor
-    """(H, L) where positions are uniform, else (H, B, Q, K)."""
+    def __init__(
+        self,
+        query_BHQD: torch.Tensor,
+        turned_BHQD: torch.Tensor,
+        key_BGKD: torch.Tensor,
+        scaling: float,
+        visible: Callable[[], torch.Tensor],
+        project: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        self.query_BHQD = query_BHQD
+        """Before any rotation, so that a term of the query and the distance stays one beside a rotation."""
+        self.turned_BHQD = turned_BHQD
+        """As it meets the keys."""
+        self.scaling = scaling
+        """What the architecture multiplies the product of query and key by."""
+        self.visible = visible
+        """Gives the keys that each query may see, True at them: (B or 1, 1, Q, K)."""
+        self.project = project
+        """Sends states, (R, E), through the layer's own query and key projections: two of (H, R, D)."""
+        self._key_BGKD = key_BGKD
+
+    @property
+    def key_BHKD(self) -> torch.Tensor:
+        """The keys as the cache has them, after any rotation; those of a group of heads once for each head."""
+        return self._key_BGKD.repeat_interleave(self.query_BHQD.shape[1] // self._key_BGKD.shape[1], dim=1)
+
+
+Part = Callable[..., Any]
+"""How a scheme is handed its part of a layer: to be called. A module would be taken along to other devices by hooks."""
 
 
 class Scheme(nn.Module):
-    """Base of all schemes. A scheme overrides the seams it acts at: `embed`, `rotate`, `score`.
+    """Base of all schemes. A scheme overrides the seams it acts at: `embed`, `rotate`, `score`, `value`.
 
     Seams are reached through `__call__` (`scheme("rotate", ...)`), so that hooks on the module fire: offload, FSDP,
     ZeRO. `prepare` does once a forward what depends on positions alone; its result comes back to every seam.
@@ -136,6 +171,14 @@ class Scheme(nn.Module):
     """Whether what it computes changes with the length of the input, so that a cache must know its own."""
     at_input: ClassVar[bool] = False
     """Acts at the input embedding, so that `layers` means nothing to it."""
+    needs_distances: ClassVar[bool] = True
+    """Whether its score depends on where keys stand, so that a cache must be able to tell."""
+    needs_key_positions: ClassVar[bool] = False
+    """Whether it reads `Positions.keys_BK`."""
+    needs_context: bool = False
+    """Whether it reads `Positions.context_BQE`."""
+    rewrites_words: bool = False
+    """Whether its `embed` does more than add, so that what comes before and after it is not the same."""
     Options: ClassVar[type[AnyOptions]] = AnyOptions
 
     def __init__(self, options: AnyOptions, shape: ModelShape) -> None:
@@ -144,8 +187,12 @@ class Scheme(nn.Module):
         self.shape = shape
 
     @classmethod
-    def overrides(cls, seam: str) -> bool:
+    def acts(cls, seam: str, options: Any) -> bool:
+        """Whether it acts at a seam under the options: where it overrides it, unless a subclass knows better."""
         return getattr(cls, seam) is not getattr(Scheme, seam)
+
+    def acts_at(self, seam: str) -> bool:
+        return self.acts(seam, self.options)
 
     def forward(self, seam: str, *args: Any) -> Any:
         return getattr(self, seam)(*args)
@@ -162,9 +209,19 @@ class Scheme(nn.Module):
         """Queries, or keys before they enter the cache, turned by their own positions."""
         return states_BHQD
 
-    def score(self, prepared: Any, part: nn.Module | None) -> DistanceBias | torch.Tensor:
-        """The term added to the scaled attention logits: by distance where it depends on nothing else, which is cheap,
-        or whole, (B or 1, H, Q, K). `part` is this layer's `layer_part`, if there is one."""
+    def score(self, prepared: Any, part: Part | None, content: Content) -> Term | list[Term]:
+        """What is added to the scaled attention logits, in the cheapest of the forms of `terms` that says it.
+
+        `part` calls this layer's `layer_part`, if there is one, so that hooks on it fire.
+        """
+        raise AssertionError("only called on schemes that override it")
+
+    def content_scale(self, part: Part | None) -> torch.Tensor:
+        """(H,): what the product of query and key is multiplied by, on top of the architecture's own scaling."""
+        raise AssertionError("only called on schemes that override it")
+
+    def value(self, prepared: Any, part: Part | None) -> DistanceRows:
+        """The vector of each distance, which joins the value of every key at that distance."""
         raise AssertionError("only called on schemes that override it")
 
     def layer_part(self) -> nn.Module | None:
@@ -178,8 +235,11 @@ class Scheme(nn.Module):
         """Whether the architecture's own position table stays and is used by this scheme."""
         return False
 
-    def dress_table(self, table: nn.Embedding) -> None:
-        """Change how the architecture's own table looks up, by giving the object a subclass of its class."""
+    def dress_table(self, table: nn.Embedding, held: bool) -> None:
+        """Change how the architecture's own table looks up, by giving the object a subclass of its class.
+
+        `held`: the architecture must get nothing from it, because the scheme puts it in itself (`Positions.table`).
+        """
 
     def undress_table(self, table: nn.Embedding) -> None:
         """Undo `dress_table`."""
@@ -190,3 +250,10 @@ class LayerPart(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise own parameters, through `transformers.initialization` so that loaded ones are left alone."""
+
+
+class LayerParameters(LayerPart):
+    """A part that hands out its parameters by name, when it is called: hooks that bring them in must fire."""
+
+    def forward(self) -> dict[str, torch.Tensor]:
+        return dict(self.named_parameters(recurse=False))

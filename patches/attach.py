@@ -24,6 +24,8 @@ class Plan:
     """For each layer with parameters of its own, those of each scheme by its place."""
     active: tuple[tuple[int, ...], ...]
     keeps_table: bool
+    holds_table: bool
+    """Whether the table that is kept is put in by its scheme: another one makes the order of them matter."""
     position_scheme: Any
 
 
@@ -31,7 +33,7 @@ def plan(architecture: Architecture, config: Any) -> Plan:
     """Build the schemes that a config names for a model of it; whatever does not fit is a ValueError."""
     architecture.refuse_config(config)
     items = config.position_items()
-    refuse_backend(config._attn_implementation, [item.scheme for item in items])
+    refuse_backend(config._attn_implementation, list(items))
     shape = architecture.shape(config)
     layers = [item.active_layers(shape.num_layers) for item in items]
     schemes = [item.build(shape) for item in items]
@@ -45,7 +47,8 @@ def plan(architecture: Architecture, config: Any) -> Plan:
         tuple(place for place, own in enumerate(layers) if layer in own) for layer in range(shape.num_layers)
     )
     keeps_table = any(scheme.keeps_table() for scheme in schemes)
-    return Plan(schemes, parts, active, keeps_table, copy.deepcopy(config.position_scheme))
+    holds_table = keeps_table and any(scheme.rewrites_words for scheme in schemes)
+    return Plan(schemes, parts, active, keeps_table, holds_table, copy.deepcopy(config.position_scheme))
 
 
 def attach(base: nn.Module, architecture: Architecture, plan: Plan) -> dict[str, nn.Module]:
@@ -55,7 +58,7 @@ def attach(base: nn.Module, architecture: Architecture, plan: Plan) -> dict[str,
         table = base.get_submodule(architecture.table)
         assert isinstance(table, nn.Embedding)
         for scheme in plan.schemes:
-            scheme.dress_table(table)
+            scheme.dress_table(table, plan.holds_table)
     elif architecture.table:
         removed[architecture.table] = _replace(base, architecture.table, NoTable())
     if architecture.rotary:
@@ -68,6 +71,7 @@ def attach(base: nn.Module, architecture: Architecture, plan: Plan) -> dict[str,
     base.position_scheme = nn.ModuleList(plan.schemes)
     base.__dict__["active_schemes"] = plan.active
     base.__dict__["built_scheme"] = plan.position_scheme
+    base.__dict__["holds_table"] = plan.holds_table
     return removed
 
 
@@ -81,7 +85,7 @@ def detach(base: nn.Module, architecture: Architecture, removed: dict[str, nn.Mo
     if architecture.table and architecture.table not in removed:
         for scheme in base.position_scheme:  # type: ignore[union-attr]
             scheme.undress_table(base.get_submodule(architecture.table))
-    del base.position_scheme, base.active_schemes, base.built_scheme
+    del base.position_scheme, base.active_schemes, base.built_scheme, base.holds_table
     like = base.get_input_embeddings().weight  # type: ignore[operator]
     for path, module in removed.items():
         is_table = path == architecture.table

@@ -17,6 +17,9 @@ from .architecture import Architecture
 class PosEncBertSelfAttention(PositionedAttention, modeling_bert.BertSelfAttention):
     stock_eager = staticmethod(modeling_bert.eager_attention_forward)
 
+    def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.query(states), self.key(states)  # type: ignore[operator]
+
 
 class PosEncBertCrossAttention(modeling_bert.BertCrossAttention):
     """Positions act in self-attention only: what the layer hands on to both of its attentions ends here."""

@@ -13,7 +13,8 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.attention import refuse_backend
 from hf_posenc.config import VariantConfig, variant_config_class
-from hf_posenc.positions import Located, annotate_cache, locate, tokens_of
+from hf_posenc.context import mean_of_words, remember_words
+from hf_posenc.positions import Located, Needs, annotate_cache, caches_of, locate, self_attention_cache, tokens_of
 from hf_posenc.scheme import Scheme
 
 from .architecture import Architecture
@@ -72,7 +73,7 @@ class Variant:
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
         items = self.config.position_items()
-        refuse_backend(attn_implementation, [item.scheme for item in items])
+        refuse_backend(attn_implementation, list(items))
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)  # type: ignore[misc]
 
     @classmethod
@@ -91,6 +92,7 @@ class BaseVariant(Variant):
     position_scheme: nn.ModuleList
     active_schemes: tuple[tuple[int, ...], ...]
     built_scheme: Any
+    holds_table: bool
 
     def _take_schemes_in(self) -> None:
         attach(self, self.architecture, plan(self.architecture, self.config))  # type: ignore[arg-type]
@@ -106,18 +108,27 @@ class BaseVariant(Variant):
             )
         dtype = words.weight.dtype if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"].dtype
         schemes: list[Scheme] = list(self.position_scheme)  # type: ignore[arg-type]
-        needs_distances = any(scheme.overrides("score") for scheme in schemes)
+        needs = Needs(
+            any(scheme.needs_distances for scheme in schemes if scheme.acts_at("score") or scheme.acts_at("value")),
+            any(scheme.needs_key_positions for scheme in schemes),
+        )
         causal = self.architecture.is_causal(config)
-        located = locate(inputs, dtype, config, causal, needs_distances)
+        located = locate(inputs, dtype, config, causal, needs)
         posenc = located.positions
+        if self.holds_table:
+            posenc.table = self.get_submodule(self.architecture.table)  # type: ignore[attr-defined]
         posenc.schemes, posenc.active = schemes, self.active_schemes
         posenc.prepared = [scheme("prepare", posenc) for scheme in schemes]
         self.architecture.fill_inputs(self, inputs)  # type: ignore[arg-type]
-        for scheme in schemes:
-            if scheme.overrides("embed"):
-                if inputs.get("inputs_embeds") is None:
-                    inputs["inputs_embeds"] = words(inputs.pop("input_ids"))
-                inputs["inputs_embeds"] = scheme("embed", inputs["inputs_embeds"], posenc)
+        embedding = [scheme for scheme in schemes if scheme.acts_at("embed")]
+        if embedding and inputs.get("inputs_embeds") is None:
+            inputs["inputs_embeds"] = words(inputs.pop("input_ids"))
+        if any(scheme.needs_context for scheme in embedding):
+            located.words_BQE = inputs["inputs_embeds"]
+            cache = self_attention_cache(inputs.get("past_key_values"))
+            posenc.context_BQE = mean_of_words(located.words_BQE, located, cache, config.num_hidden_layers, causal)
+        for scheme in embedding:
+            inputs["inputs_embeds"] = scheme("embed", inputs["inputs_embeds"], posenc)
         inputs.update(position_ids=posenc.queries_BQ, attention_mask=located.attention_mask, posenc=posenc)
         return located
 
@@ -166,6 +177,9 @@ def _positioned_forward(stock_class: type[PreTrainedModel]) -> Any:
         located = self.place(inputs)
         outputs = stock_forward(self, **inputs)
         annotate_cache(outputs, located, any(scheme.depends_on_length for scheme in self.position_scheme))
+        if located.words_BQE is not None:
+            for cache in caches_of(outputs):
+                remember_words(cache, located.words_BQE, self.config.num_hidden_layers)
         return outputs if len(shape) == 2 else _unflattened(outputs, shape)
 
     return forward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers.models.gpt2 import modeling_gpt2
 
 from hf_posenc.attention import PositionedAttention
@@ -13,6 +14,10 @@ from .architecture import Architecture
 
 class PosEncGPT2Attention(PositionedAttention, modeling_gpt2.GPT2Attention):
     stock_eager = staticmethod(modeling_gpt2.eager_attention_forward)
+
+    def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, keys, _ = self.c_attn(states).split(self.split_size, dim=-1)  # type: ignore[operator]
+        return queries, keys
 
 
 def _refuse(config: Any) -> None:

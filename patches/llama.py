@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from transformers.models.llama import modeling_llama
 
 from hf_posenc.attention import PositionedAttention
@@ -11,6 +12,9 @@ from .architecture import Architecture
 
 class PosEncLlamaAttention(PositionedAttention, modeling_llama.LlamaAttention):
     stock_eager = staticmethod(modeling_llama.eager_attention_forward)
+
+    def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.q_proj(states), self.k_proj(states)  # type: ignore[operator]
 
 
 LLAMA = Architecture(

@@ -25,13 +25,13 @@ FLOORS = [
     ["patches.classes"],
     ["patches.bert", "patches.gpt2", "patches.llama", "patches.attach"],
     ["patches.architecture", "config"],
-    ["grammar", "attention"],
-    ["positions"],
-    ["schemes"],
+    ["grammar", "attention", "context"],
+    ["positions", "backends"],
+    ["scores", "schemes"],
     ["schemes.*"],
-    ["catalogue"],
+    ["catalogue", "mixing", "buckets", "tables"],
     ["scheme"],
-    ["options", "names", "rotation"],
+    ["options", "names", "rotation", "terms", "sinusoids", "projection"],
 ]
 
 
@@ -88,7 +88,7 @@ def test_imports_go_down(path: Path) -> None:
 
 def test_the_check_above_sees_an_import_that_goes_up() -> None:
     assert "config" in imports(ROOT / "patches" / "classes.py")
-    assert imports(ROOT / "schemes" / "t5.py") == {"options", "scheme"}
+    assert imports(ROOT / "schemes" / "t5.py") == {"buckets", "options", "scheme", "terms"}
     assert floor("scheme") > floor("schemes.t5") > floor("schemes")
     assert "models" in imports(ROOT / "plugin.py")
     assert floor("plugin") < floor("models")  # models importing plugin would fail
@@ -102,7 +102,10 @@ def test_scheme_files_import_no_sibling_and_no_architecture() -> None:
 
 
 def test_patches_and_attention_name_no_scheme() -> None:
-    for path in [*(ROOT / "patches").glob("*.py"), ROOT / "attention.py", ROOT / "positions.py"]:
+    for path in [
+        *(ROOT / "patches").glob("*.py"),
+        *(ROOT / f"{name}.py" for name in ("attention", "backends", "scores", "positions")),
+    ]:
         text = path.read_text()
         assert not [name for name in REGISTER if f'"{name}"' in text], path
         assert "from .schemes" not in text
@@ -118,9 +121,10 @@ def test_rows_say_truly_which_schemes_extend_and_score() -> None:
     from hf_posenc.grammar import parse
 
     for case in CASES:
-        schemes = [item.scheme for item in parse(case.scheme)]
-        assert case.extends == all(scheme.extends for scheme in schemes), case
-        assert case.scores == any(scheme.overrides("score") for scheme in schemes), case
+        items = parse(case.scheme)
+        assert case.extends == all(item.scheme.extends for item in items), case
+        assert case.scores == any(item.acts_at("score") for item in items), case
+        assert case.values == any(item.acts_at("value") for item in items), case
 
 
 def test_a_name_can_be_registered_once() -> None:

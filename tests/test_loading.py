@@ -10,7 +10,7 @@ import accelerate
 import pytest
 import tiny
 import torch
-from cases import CASES, Case
+from cases import Case, pairs
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
@@ -30,7 +30,7 @@ import hf_posenc
 STOCK_CONFIGS = {"bert": BertConfig, "gpt2": GPT2Config, "llama": LlamaConfig}
 AUTO = {"bert": AutoModelForMaskedLM, "gpt2": AutoModelForCausalLM, "llama": AutoModelForCausalLM}
 by_architecture = pytest.mark.parametrize("architecture", list(STOCK_CONFIGS))
-by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+by_pair = pairs(list(STOCK_CONFIGS))
 
 
 @pytest.fixture
@@ -50,8 +50,7 @@ def same_model(one: Any, other: Any) -> None:
         assert torch.equal(one.eval()(ids)[0], other.eval()(ids)[0])
 
 
-@by_case
-@by_architecture
+@by_pair
 def test_all_ways_give_the_same_model(case: Case, architecture: str, stock: Path) -> None:
     auto = AUTO[architecture]
     direct = auto.from_pretrained(stock, position_scheme=case.scheme)
@@ -108,8 +107,7 @@ def test_every_head_that_the_auto_classes_know(
         torch.testing.assert_close(loaded(ids)[0], expected, rtol=0, atol=1e-6)
 
 
-@by_case
-@by_architecture
+@by_pair
 @pytest.mark.parametrize("how", ["plain", "sharded", "device_map", "disk", "bfloat16"])
 def test_saved_variants_come_back_to_the_bit(case: Case, architecture: str, how: str, tmp_path: Path) -> None:
     dtype = torch.bfloat16 if how == "bfloat16" else torch.float32
@@ -136,8 +134,7 @@ def test_saved_variants_come_back_to_the_bit(case: Case, architecture: str, how:
     assert not any(parameter.is_meta for parameter in loaded.parameters())
 
 
-@by_case
-@by_architecture
+@by_pair
 def test_into_another_head(case: Case, architecture: str, tmp_path: Path) -> None:
     model = tiny.model(architecture, case.scheme, torch.float32)
     model.save_pretrained(tmp_path)
@@ -151,8 +148,7 @@ def test_into_another_head(case: Case, architecture: str, tmp_path: Path) -> Non
         assert torch.equal(base(ids)[0], expected)
 
 
-@by_case
-@by_architecture
+@by_pair
 def test_report_of_a_fresh_retrofit_is_clean(case: Case, architecture: str, stock: Path) -> None:
     _, info = AUTO[architecture].from_pretrained(stock, position_scheme=case.scheme, output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
@@ -204,24 +200,36 @@ def test_another_scheme_for_a_saved_variant(architecture: str, tmp_path: Path) -
     assert len(info["missing_keys"]) == 1
 
 
-@by_case
-@by_architecture
+def is_sinusoidal(name: str) -> bool:
+    """The tables of tupe and deberta, which all layers share; cope's are in the layers."""
+    return not any(part.isdigit() for part in name.split("position_scheme")[0].split(".")) and name.endswith(
+        ("_scheme.0.table", "_scheme.1.table")
+    )
+
+
+@by_pair
 def test_new_parameters_are_initialised_not_left_to_chance(case: Case, architecture: str, stock: Path) -> None:
     """Memory that the allocator hands out dirty would show: fill it with NaN first."""
-    poison = [torch.full((size,), float("nan")) for size in (4, 8, 32, 128, 1536) for _ in range(50)]
+    poison = [
+        torch.full((size,), float("nan")) for size in (4, 8, 32, 72, 128, 256, 1024, 1536, 2048) for _ in range(50)
+    ]
     del poison
     model = AUTO[architecture].from_pretrained(stock, position_scheme=case.scheme)
     for name, parameter in model.named_parameters():
         if "position_scheme" not in name:
             continue
+        assert parameter.isfinite().all(), name
+        values = parameter.detach().unique().tolist()
         if name.endswith("slopes"):
             torch.testing.assert_close(parameter.detach(), torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]))
-        elif name.endswith((".a", ".p")):
-            assert parameter.unique().tolist() in ([0.0], [1.0]), name
+        elif name.endswith((".a", ".p", ".norm_weight", ".content_scale")):
+            assert values in ([0.0], [1.0]), name
         elif name.endswith((".rate", ".length")):
             assert parameter.item() in (pytest.approx(0.1), 512.0), name
-        elif ".inner_" in name:
+        elif ".inner_" in name or is_sinusoidal(name):
             assert 0 < parameter.abs().max() <= 1, name
+        elif "mixer" in name or name.endswith(("_scheme.0.keys", ".0.key", ".0.query")):
+            assert set(values) <= {0.0, 1.0, 2.0}, name
         else:
             assert parameter.abs().max() == 0, name
     assert not [name for name, _ in model.named_buffers() if "position_scheme" in name]

@@ -11,14 +11,21 @@ import types
 from ..catalogue import SchemeInfo, describe
 from ..scheme import Scheme
 from .alibi import Alibi
+from .cope import Cope
+from .deberta import Deberta
+from .exponential import Exponential
 from .fire import Fire
 from .kerple import Kerple
 from .learned import Learned
 from .none import NoPositions
+from .polynomial import Polynomial
 from .rope import Rope
 from .sandwich import Sandwich
+from .shaw import Shaw
 from .sinusoidal import Sinusoidal
 from .t5 import T5
+from .transformer_xl import TransformerXL
+from .tupe import Tupe
 from .window import Window
 from .xpos import Xpos
 
@@ -33,7 +40,13 @@ def register_scheme(scheme: type[Scheme]) -> type[Scheme]:
     return scheme
 
 
-for _scheme in (Learned, Window, Sinusoidal, Rope, Xpos, Alibi, T5, Kerple, Fire, Sandwich, NoPositions):
+for _scheme in (
+    *(Learned, Window, Sinusoidal, Polynomial, Exponential),
+    *(Rope, Xpos),
+    *(Alibi, T5, Kerple, Fire, Sandwich),
+    *(Shaw, TransformerXL, Tupe, Deberta, Cope),
+    NoPositions,
+):
     register_scheme(_scheme)
 
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 import torch
 from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, option
-from ..scheme import DistanceBias, ModelShape, Positions, Scheme
+from ..scheme import Content, ModelShape, Part, Positions, Scheme
+from ..terms import DistanceBias
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlibiOptions(Options):
-    learned: bool = option(False, "make the slopes parameters, starting from the paper's")
+    learned: bool = option(False, "make the slopes parameters")
+    init: Literal["paper", "neutral"] = option("paper", "where learned slopes start: at the paper's, or at zero")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.init == "neutral" and not self.learned:
+            raise ValueError("init='neutral' is for learned slopes only: add \"learned\": true")
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
@@ -41,7 +49,9 @@ class Alibi(Scheme):
             self.slopes = nn.Parameter(torch.empty(shape.num_heads))
 
     def reset_parameters(self) -> None:
-        if self.options.learned:
+        if self.options.learned and self.options.init == "neutral":
+            init.zeros_(self.slopes)
+        elif self.options.learned:
             init.copy_(self.slopes, torch.tensor(alibi_slopes(self.shape.num_heads)))
 
     def prepare(self, positions: Positions) -> torch.Tensor:
@@ -51,7 +61,7 @@ class Alibi(Scheme):
         slopes = torch.tensor(alibi_slopes(self.shape.num_heads), device=penalty.device, dtype=penalty.dtype)
         return slopes.view(-1, *[1] * penalty.dim()) * penalty
 
-    def score(self, prepared: torch.Tensor, part: nn.Module | None) -> DistanceBias:
+    def score(self, prepared: torch.Tensor, part: Part | None, content: Content) -> DistanceBias:
         if self.options.learned:
             slopes = self.slopes.to(prepared.dtype)
             prepared = slopes.view(-1, *[1] * prepared.dim()) * prepared

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, option
-from ..scheme import LayerPart, Positions, Scheme
+from ..scheme import Content, LayerPart, Part, Positions, Scheme
 
 UNITS = 32
 START_RATE, START_LENGTH = 0.1, 512.0
@@ -95,6 +95,8 @@ class Fire(Scheme):
     def prepare(self, positions: Positions) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
         return positions.distances_BQK(), positions.queries_BQ, positions.dtype
 
-    def score(self, prepared: tuple[torch.Tensor, torch.Tensor, torch.dtype], part: nn.Module | None) -> torch.Tensor:
+    def score(
+        self, prepared: tuple[torch.Tensor, torch.Tensor, torch.dtype], part: Part | None, content: Content
+    ) -> torch.Tensor:
         assert part is not None
         return part(*prepared)

@@ -10,7 +10,8 @@ from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, option
-from ..scheme import DistanceBias, LayerPart, Positions, Scheme
+from ..scheme import Content, LayerPart, Part, Positions, Scheme
+from ..terms import DistanceBias
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,6 @@ class Kerple(Scheme):
     def prepare(self, positions: Positions) -> torch.Tensor:
         return positions.distances.abs().to(positions.dtype)
 
-    def score(self, prepared: torch.Tensor, part: nn.Module | None) -> DistanceBias:
+    def score(self, prepared: torch.Tensor, part: Part | None, content: Content) -> DistanceBias:
         assert part is not None
         return DistanceBias(part(prepared))

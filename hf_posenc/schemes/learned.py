@@ -1,4 +1,4 @@
-"""One trained vector for every position, added to the word embeddings."""
+"""One trained vector for every position, mixed into the word embeddings."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..options import Options, at_least, option
-from ..scheme import ModelShape, Positions, Scheme, tracing
+from ..mixing import TABLE_SPREAD, InputScheme, MixOptions
+from ..options import at_least, option
+from ..scheme import ModelShape, Positions
+from ..tables import refuse_past_the_table
 
 HIERARCHY_WEIGHT = 0.4
 """Share of the coarse row in a hierarchical table (Su 2020)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LearnedOptions(Options):
-    mix: Literal["add"] = option("add", "how words and positions are put together")
+class LearnedOptions(MixOptions):
     max_positions: int | None = option(None, "positions the table serves; None: the model's own", at_least(1))
     extend: Literal["interpolate", "tile", "hierarchical"] | None = option(
         None, "how the checkpoint's own table serves more positions than it has rows"
+    )
+    init: Literal["neutral", "paper"] = option(
+        "neutral", "of a table that the checkpoint does not bring: zeros, or at random as BERT and GPT-2 begin"
     )
 
 
@@ -45,23 +49,30 @@ def extended_rows(weight: torch.Tensor, positions: torch.Tensor, how: str, max_p
     return torch.where(own, embedding(positions.clamp(max=rows - 1), weight), extended)
 
 
-class ExtendedTable(nn.Embedding):
-    """The architecture's own table with the lookup of `extended_rows`; its class is put in place of `nn.Embedding`."""
+class OwnTable(nn.Embedding):
+    """The architecture's own table, read otherwise; its class is put in place of `nn.Embedding`.
 
-    how: str
+    Held, it gives the architecture nothing and is read by the scheme alone, which asks with `read=True`.
+    """
+
+    how: str | None
     max_positions: int
+    held: bool
 
-    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, positions: torch.Tensor, read: bool = False) -> torch.Tensor:
+        if self.held and not read:
+            return torch.zeros((), device=positions.device)
+        if self.how is None:
+            return super().forward(positions)
         return extended_rows(self.weight, positions, self.how, self.max_positions)
 
 
-class Learned(Scheme):
+class Learned(InputScheme):
     """One trained vector for each position. GPT-2 and BERT keep their own table; LLaMA gets one that starts at zero."""
 
     name = "learned"
     paper = "Gehring et al. 2017, https://arxiv.org/abs/1705.03122"
     extends = False
-    at_input = True
     Options = LearnedOptions
     options: LearnedOptions
 
@@ -75,8 +86,13 @@ class Learned(Scheme):
                     f"learned: extend={options.extend!r} needs a checkpoint with a position table of its own, and "
                     "this architecture has none; leave extend out"
                 )
-            self.weight = nn.Parameter(torch.empty(self.max_positions, shape.hidden_size))
+            self.weight = nn.Parameter(torch.empty(self.max_positions, self.position_size))
             return
+        if self.position_size != shape.hidden_size:
+            raise ValueError(
+                f"learned: position_size={self.position_size} does not fit the checkpoint's own table, which is "
+                f"{shape.hidden_size} wide; leave it out"
+            )
         limit = own * own if options.extend == "hierarchical" else self.max_positions
         if self.max_positions > own and not options.extend:
             raise ValueError(
@@ -90,41 +106,43 @@ class Learned(Scheme):
             )
 
     def reset_parameters(self) -> None:
-        if self.shape.table_size is None:
+        if self.shape.table_size is not None:
+            return
+        if self.options.init == "paper":
+            init.normal_(self.weight, std=TABLE_SPREAD)
+        else:
             init.zeros_(self.weight)
 
     def keeps_table(self) -> bool:
         return self.shape.table_size is not None
 
-    def dress_table(self, table: nn.Embedding) -> None:
-        """Give the architecture's own table the extended lookup, where one is asked for."""
-        if self.options.extend and self.max_positions > table.num_embeddings:
-            table.__class__ = ExtendedTable
-            table.__dict__.update(how=self.options.extend, max_positions=self.max_positions)
+    def dress_table(self, table: nn.Embedding, held: bool) -> None:
+        """Give the architecture's own table the extended lookup where one is asked for, and silence it where held."""
+        extended = self.options.extend if self.max_positions > table.num_embeddings else None
+        if extended or held:
+            table.__class__ = OwnTable
+            table.__dict__.update(how=extended, max_positions=self.max_positions, held=held)
 
     def undress_table(self, table: nn.Embedding) -> None:
-        if type(table) is ExtendedTable:
+        if type(table) is OwnTable:
             table.__class__ = nn.Embedding  # type: ignore[assignment]
-            del table.__dict__["how"], table.__dict__["max_positions"]
+            for name in ("how", "max_positions", "held"):
+                del table.__dict__[name]
 
     def embed(self, words_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
-        self._refuse_past_the_table(positions)
-        if self.keeps_table():
+        self._refuse_long_inputs(positions)
+        if self.keeps_table() and positions.table is None:
             return words_BQE  # the architecture adds its table itself, where it always did
-        return words_BQE + nn.functional.embedding(positions.queries_BQ, self.weight).to(words_BQE.dtype)
+        return super().embed(words_BQE, positions)
 
-    def _refuse_past_the_table(self, positions: Positions) -> None:
-        if positions.length_bound is not None and positions.length_bound <= self.max_positions:
-            return  # the common case, known without reading a tensor
-        length = positions.length()
-        if not tracing() and int(positions.queries_BQ.min()) < 0:
-            raise ValueError("position_ids must not be negative: a learned table begins at position 0")
-        if length is not None and length > self.max_positions:
-            ways = "cut the input, or convert to a scheme that extends (rope, alibi, t5, sinusoidal, none)"
-            if self.shape.table_size is not None:
-                more = f'{{"type": "learned", "max_positions": {length}, "extend": "interpolate"}}'
-                ways = f"{ways}, or stretch the table with position_scheme={more}"
-            raise ValueError(
-                f"the input reaches position {length - 1} (length {length}), but the learned "
-                f"table serves {self.max_positions} positions: {ways}"
-            )
+    def vectors(self, positions: Positions) -> torch.Tensor:
+        if positions.table is not None:
+            return positions.table(positions.queries_BQ, read=True)
+        return nn.functional.embedding(positions.queries_BQ, self.weight)
+
+    def _refuse_long_inputs(self, positions: Positions) -> None:
+        more = ""
+        if self.shape.table_size is not None:
+            more = 'stretch the table with position_scheme={{"type": "learned", "max_positions": {length}, "extend": '
+            more += '"interpolate"}}'
+        refuse_past_the_table(positions, self.max_positions, more)

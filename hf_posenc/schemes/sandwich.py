@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
-from ..scheme import DistanceBias, Positions, Scheme
+from ..scheme import Content, Part, Positions, Scheme
+from ..terms import DistanceBias
 
 WIDTH, BASE = 128, 10000.0
 """Features and base of the sinusoids whose product it is, as in the paper whatever the model's width."""
@@ -27,5 +27,5 @@ class Sandwich(Scheme):
         compression = torch.arange(1, heads + 1, device=device, dtype=dtype) * 8 / heads
         return (product - pairs) / compression.view(-1, *[1] * product.dim())
 
-    def score(self, prepared: torch.Tensor, part: nn.Module | None) -> DistanceBias:
+    def score(self, prepared: torch.Tensor, part: Part | None, content: Content) -> DistanceBias:
         return DistanceBias(prepared)

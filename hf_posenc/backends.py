@@ -1,0 +1,123 @@
+"""Attention with something added to its logits, one function for each way of computing it.
+
+Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K - 1 distances, R rows of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from .scheme import tracing
+from .scores import rows_by_falling_query
+
+
+def strided_bias_pays(query: torch.Tensor) -> bool:
+    # Elsewhere the kernels want an aligned mask and would copy the view. Compiled code would copy it too.
+    return query.device.type == "cpu" and query.shape[2] > 1 and not tracing()
+
+
+def sdpa_strided(
+    stock: Callable[..., Any],
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    values_HL: torch.Tensor,
+    causal: bool,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """SDPA with the bias as a strided view of one vector per head: no Q x K tensor, however long the input.
+
+    Row q of the bias is the vector read from Q - 1 - q on, so with the queries in reverse, row t is read from t on,
+    which is a view with both strides 1.
+    """
+    values_HL = values_HL.to(query.dtype)
+    if causal:
+        ahead = torch.arange(values_HL.shape[-1], device=values_HL.device) >= query.shape[2]
+        values_HL = values_HL.masked_fill(ahead, float("-inf"))
+    view = rows_by_falling_query(values_HL, key.shape[2])[None]
+    output_BQHD, weights = stock(module, query.flip(2), key, value, view, **kwargs)
+    return output_BQHD.flip(1), weights
+
+
+def flex(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    values: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """flex_attention with a score_mod that reads the values, and a mask that may be a plain tensor."""
+    from torch.nn.attention.flex_attention import BlockMask, flex_attention
+    from transformers.integrations.flex_attention import compile_friendly_flex_attention
+
+    if dropout > 0:
+        raise ValueError(
+            "flex_attention has no dropout: call model.eval(), set the attention dropout to 0, or use "
+            'attn_implementation="sdpa"'
+        )
+    block_mask = attention_mask if isinstance(attention_mask, BlockMask) else None
+    added = None if block_mask is not None else attention_mask
+    if added is not None and added.dtype == torch.bool:
+        added = torch.where(added, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
+    last_query, by_distance = query.shape[2] - 1, values is not None and values.dim() == 2
+    if values is not None:
+        values = values.to(query.dtype)
+        values = values if by_distance else values.expand(query.shape[0], -1, -1, -1)
+
+    def score_mod(score: Any, row: Any, head: Any, q: Any, k: Any) -> Any:
+        if values is not None:
+            score = score + (values[head, k - q + last_query] if by_distance else values[row, head, q, k])
+        return score if added is None else score + added[row, 0, q, k]
+
+    on_cpu = query.device.type == "cpu"  # torch 2.13's CPU kernels fail to compile where lengths change between calls
+    output_BHQD = (flex_attention if on_cpu else partial(compile_friendly_flex_attention, training=module.training))(
+        query,
+        key,
+        value,
+        score_mod=None if values is None and added is None else score_mod,
+        block_mask=block_mask,
+        enable_gqa=query.shape[1] != key.shape[1],
+        scale=scaling,
+        kernel_options=kwargs.get("kernel_options"),
+    )
+    return output_BHQD.transpose(1, 2).contiguous(), None
+
+
+def weighted(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor,
+    extra: list[tuple[torch.Tensor, torch.Tensor]],
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention with its weights in hand, for terms that join the values: rows (H or 1, R, D), indices (B or 1, Q, K).
+
+    The weights that a query gives to keys of the same row are summed first, so that it is Q x R sums and one product,
+    never a vector for each pair.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    logits = query.matmul(key.transpose(-1, -2)) * scaling + bias
+    wide = torch.promote_types(query.dtype, torch.float32)
+    weights = nn.functional.softmax(logits, dim=-1, dtype=wide).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    output_BHQD = weights.matmul(value)
+    for rows_HRD, indices_BQK in extra:
+        by_row_BHQR = weights.new_zeros(*weights.shape[:-1], rows_HRD.shape[1])
+        by_row_BHQR = by_row_BHQR.scatter_add(-1, indices_BQK[:, None].expand_as(weights), weights)
+        output_BHQD = output_BHQD + by_row_BHQR.matmul(rows_HRD.to(weights))
+    return output_BHQD.transpose(1, 2).contiguous(), weights

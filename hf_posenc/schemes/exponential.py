@@ -1,0 +1,49 @@
+"""Exponentials of the position that fade at geometrically spread rates, projected to the width. No parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ..mixing import FixedMixOptions, InputScheme
+from ..options import at_least, option
+from ..projection import orthogonal_rows, pick_waves
+from ..scheme import ModelShape, Positions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExponentialOptions(FixedMixOptions):
+    rates: int = option(
+        8, "how many: the slowest fades over all of max_positions, the fastest over one position", at_least(1)
+    )
+    max_positions: int | None = option(
+        None, "the position at which the slowest has fallen to 1/e; None: the model's own length", at_least(2)
+    )
+
+
+class Exponential(InputScheme):
+    """exp(-rate * position / max_positions) for several rates, each along a direction of its own in the embedding."""
+
+    name = "exponential"
+    paper = "no single one: fixed functions of the position, as sinusoids are (Vaswani et al. 2017)"
+    extends = True
+    Options = ExponentialOptions
+    options: ExponentialOptions
+
+    def __init__(self, options: ExponentialOptions, shape: ModelShape) -> None:
+        super().__init__(options, shape)
+        self.max_positions = options.max_positions or max(shape.max_positions, 2)
+        if options.rates >= self.position_size:
+            raise ValueError(
+                f"exponential: rates must be below the width {self.position_size} that they are projected to, "
+                f"got {options.rates}"
+            )
+        self.waves = pick_waves(options.rates, self.position_size)
+
+    def vectors(self, positions: Positions) -> torch.Tensor:
+        places = positions.queries_BQ.to(positions.dtype).unsqueeze(-1) / self.max_positions
+        steps = torch.arange(self.options.rates, device=places.device, dtype=places.dtype)
+        rates = self.max_positions ** (steps / max(self.options.rates - 1, 1))
+        values = torch.exp(-rates * places)
+        return values @ orthogonal_rows(self.waves, self.position_size, values.device, values.dtype)

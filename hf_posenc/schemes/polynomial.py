@@ -1,0 +1,52 @@
+"""Orthogonal polynomials of the position, projected to the width of the model. No parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ..mixing import FixedMixOptions, InputScheme
+from ..options import at_least, option
+from ..projection import orthogonal_rows, pick_waves
+from ..scheme import ModelShape, Positions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolynomialOptions(FixedMixOptions):
+    degree: int = option(3, "the highest power of the position", at_least(1))
+    max_positions: int | None = option(
+        None, "where the range of the polynomials ends; None: the model's own length", at_least(2)
+    )
+
+
+class Polynomial(InputScheme):
+    """Chebyshev polynomials of the position, each along a direction of its own in the embedding.
+
+    The argument runs from -1 to 1 over `max_positions` and stays at 1 from there on, so that it is bounded.
+    """
+
+    name = "polynomial"
+    paper = "no single one: fixed functions of the position, as sinusoids are (Vaswani et al. 2017)"
+    extends = True
+    Options = PolynomialOptions
+    options: PolynomialOptions
+
+    def __init__(self, options: PolynomialOptions, shape: ModelShape) -> None:
+        super().__init__(options, shape)
+        self.max_positions = options.max_positions or max(shape.max_positions, 2)
+        if options.degree >= self.position_size:
+            raise ValueError(
+                f"polynomial: degree must be below the width {self.position_size} that it is projected to, "
+                f"got {options.degree}"
+            )
+        self.waves = pick_waves(options.degree, self.position_size)
+
+    def vectors(self, positions: Positions) -> torch.Tensor:
+        places = positions.queries_BQ.clamp(max=self.max_positions - 1).to(positions.dtype)
+        argument = 2 * places / (self.max_positions - 1) - 1
+        powers = [torch.ones_like(argument), argument]
+        for _ in range(self.options.degree - 1):
+            powers.append(2 * argument * powers[-1] - powers[-2])
+        values = torch.stack(powers[1:], dim=-1)  # the constant says nothing about the position
+        return values @ orthogonal_rows(self.waves, self.position_size, values.device, values.dtype)
