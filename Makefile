@@ -6,7 +6,7 @@ WORKERS ?= 2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 OLDEST := 5.4.0
 
-.PHONY: help install demo test test-all test-compat check clean
+.PHONY: help install demo test test-all test-compat reference check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,10 @@ $(VENV)-oldest/.installed: pyproject.toml $(CONSTRAINTS)
 	$(VENV)-oldest/bin/python -m pip install --quiet --requirement $(CONSTRAINTS)
 	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]' transformers==$(OLDEST)
 	touch $@
+
+reference: install  ## write docs/schemes.md from the code
+	mkdir -p docs
+	$(BIN)/python -m hf_posenc.reference > docs/schemes.md
 
 check: install  ## lint, types, tests, and a wheel that imports outside of the checkout
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from .options import spell
-from .scheme import Scheme
+from .scheme import Kind, Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,16 @@ class SchemeInfo:
     name: str
     summary: str
     paper: str
+    kind: Kind
+    formula: str
+    cost: str
+    neutral: str
     extends: bool
     options: dict[str, OptionInfo]
 
     def __str__(self) -> str:
         reach = "runs past the trained length" if self.extends else "ends with its table"
-        lines = [f"{self.name}: {self.summary}", f"  {self.paper}; {reach}"]
+        lines = [f"{self.name}: {self.summary}", f"  {self.formula}", f"  {self.paper}; {reach}"]
         for name, info in self.options.items():
             lines.append(f"  {name} = {info.default!r} ({info.type}): {info.doc}")
         return "\n".join(lines)
@@ -50,4 +54,5 @@ def describe(scheme: type[Scheme]) -> SchemeInfo:
     if not scheme.at_input:
         options["layers"] = LAYERS
     summary = (scheme.__doc__ or "").strip().splitlines()[0]
-    return SchemeInfo(scheme.name, summary, scheme.paper, scheme.extends, options)
+    facts = (scheme.name, summary, scheme.paper, scheme.kind, scheme.formula, scheme.cost, scheme.neutral)
+    return SchemeInfo(*facts, scheme.extends, options)

@@ -29,7 +29,7 @@ MARKED_FIELDS = ("initializer_range", "hidden_act", "activation_function")
 transformers 5 checks the type of the first, any release looks the activation up, and both show what they found."""
 KEPT_FIELDS = "posenc_marked_fields"
 """The field of config.json that holds the values of the marked ones."""
-FRESH = "_position_scheme_is_fresh"
+FRESH, LEGACY = "_position_scheme_is_fresh", "_position_scheme_is_legacy"
 
 when_scheme_is_set: list[Callable[[type[PreTrainedConfig]], None]] = []
 """Called with the stock config class whenever a scheme is set; each sees to it that it acts once."""
@@ -70,15 +70,21 @@ class VariantConfig:
         """Whether the scheme was set on a stock config, so that its parameters are in no checkpoint yet."""
         return bool(self.__dict__.get(FRESH))
 
+    @property
+    def scheme_is_legacy(self) -> bool:
+        """Whether the scheme was read off a field of older transformers: its parameters have other names there."""
+        return bool(self.__dict__.get(LEGACY))
+
     def forget_scheme(self) -> None:
         """Turn back into the stock config, whatever the scheme's parameters have become."""
-        for name in ("position_scheme", FRESH):
+        for name in ("position_scheme", FRESH, LEGACY):
             self.__dict__.pop(name, None)
         _change_class(self, self.stock_class)
 
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()  # type: ignore[misc]
-        values.pop(FRESH, None)
+        for name in (FRESH, LEGACY):
+            values.pop(name, None)
         return values
 
     def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
@@ -197,9 +203,12 @@ def _become_variant(config: PreTrainedConfig, value: Any) -> None:
             f"what it adds; set it on a {stock_class.__name__}"
         )
     _announce(stock_class)
+    was_legacy = config.__dict__.pop(LEGACY, False)
     if not isinstance(config, VariantConfig):
         _change_class(config, _VARIANTS[stock_class])
         config.__dict__[FRESH] = True
+    elif was_legacy and value != config.__dict__.get("position_scheme"):
+        config.__dict__[FRESH] = True  # another scheme than the checkpoint's old field says: none of it is in there
     config.__dict__["position_scheme"] = value
 
 

@@ -83,8 +83,12 @@ def install() -> None:
 
 def _install_config(module: types.ModuleType) -> None:
     from . import config as configs
+    from . import legacy
 
-    configs.install(getattr(module, STOCK_CONFIGS[module.__name__]))
+    stock_class = getattr(module, STOCK_CONFIGS[module.__name__])
+    configs.install(stock_class)
+    if stock_class.model_type == "bert":
+        legacy.install(stock_class)
     if _register_models not in configs.when_scheme_is_set:
         configs.when_scheme_is_set.append(_register_models)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -152,6 +153,16 @@ class Content:
         return self._key_BGKD.repeat_interleave(self.query_BHQD.shape[1] // self._key_BGKD.shape[1], dim=1)
 
 
+class Kind(enum.Enum):
+    """Where a scheme acts, and what on: the sections of the reference page."""
+
+    INPUT = "At the input embedding"
+    ROTATION = "Rotation of queries and keys"
+    DISTANCE = "Bias on the scores by distance"
+    CONTENT = "Score terms that depend on the content"
+    NOTHING = "Nothing"
+
+
 Part = Callable[..., Any]
 """How a scheme is handed its part of a layer: to be called. A module would be taken along to other devices by hooks."""
 
@@ -165,6 +176,13 @@ class Scheme(nn.Module):
 
     name: ClassVar[str]
     paper: ClassVar[str]
+    kind: ClassVar[Kind]
+    formula: ClassVar[str]
+    """What it computes, for query i, key j and r = j - i."""
+    cost: ClassVar[str]
+    """Its parameters, and what it computes beyond plain attention."""
+    neutral: ClassVar[str]
+    """The parameters that let it start as no change at all, beside the old encoding."""
     extends: ClassVar[bool]
     """Whether a trained model can be run past its trained length at all (not: how well)."""
     depends_on_length: bool = False

@@ -44,9 +44,11 @@ class Variant:
         config.position_items()
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         self._take_schemes_in()
-        if config.scheme_is_fresh:
+        if config.scheme_is_fresh or config.scheme_is_legacy:
             base: Any = next(module for module in self.modules() if isinstance(module, BaseVariant))  # type: ignore
             missing, unexpected = ignored_keys(base, self.architecture)
+            if config.scheme_is_legacy:  # its parameters are in the checkpoint, and must be
+                missing, unexpected = set(), unexpected - missing
             self._keys_to_ignore_on_load_missing = _with(self._keys_to_ignore_on_load_missing, missing)
             self._keys_to_ignore_on_load_unexpected = _with(self._keys_to_ignore_on_load_unexpected, unexpected)
             # The checkpoint it came from is not this model: an adapter that names it would be put on a stock one.

@@ -1,11 +1,17 @@
-"""The README's snippet prints what the README says, and the demo runs, each in a process of its own."""
+"""What the documents say is so: the README's snippet, the demo, the worked example, the reference page."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import hf_posenc
+from hf_posenc import reference
+from hf_posenc.scheme import Kind
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,3 +32,43 @@ def test_demo_runs(tmp_path: Path) -> None:
     assert done.stdout.count("to the bit") == 3
     assert "as before" in done.stdout
     assert (tmp_path / "demo" / "alibi" / "model.safetensors").exists()
+
+
+def test_the_reference_page_is_current() -> None:
+    page = reference.page(hf_posenc.schemes().values())
+    assert (ROOT / "docs" / "schemes.md").read_text() == page, "run `make reference`"
+    for name, info in hf_posenc.schemes().items():
+        assert f"### {name}\n" in page
+        assert info.formula in page
+        assert info.cost in page
+        assert info.neutral in page
+        assert all(f"| `{option}` |" in page for option in info.options)
+    assert all(f"## {kind.value}" in page for kind in Kind)
+
+
+def test_the_readme_names_every_scheme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in hf_posenc.schemes() if f"| `{name}` |" not in readme] == []
+
+
+def test_the_worked_example_of_a_new_scheme(tmp_path: Path) -> None:
+    """One file and one row, in a copy of the project: the house rules, a part of the matrix, its own parity test."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    scheme, parity = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    row = re.search(r"^    Case\(.*\n", text, re.MULTILINE)[0]  # type: ignore[index]
+    for part in ("hf_posenc", "patches", "tests"):
+        shutil.copytree(ROOT / part, tmp_path / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "hf_posenc" / "schemes" / "gaussian.py").write_text(scheme)
+    cases = tmp_path / "tests" / "cases.py"
+    cases.write_text(cases.read_text().replace("CASES = [\n", f"CASES = [\n{row}", 1))
+    formulas = tmp_path / "tests" / "test_formulas.py"
+    formulas.write_text(f"{formulas.read_text()}\n\n{parity}")
+    chosen = "gpt2-gaussian or house or test_gaussian"
+    files = [f"tests/test_{name}.py" for name in ("house", "matrix", "loading", "formulas")]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, *files]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])  # type: ignore[index]
+    assert passed > 60, done.stdout

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, option
-from ..scheme import Content, ModelShape, Part, Positions, Scheme
+from ..scheme import Content, Kind, ModelShape, Part, Positions, Scheme
 from ..terms import DistanceBias
 
 
@@ -39,6 +39,10 @@ class Alibi(Scheme):
 
     name = "alibi"
     paper = "Press et al. 2022, https://arxiv.org/abs/2108.12409"
+    kind = Kind.DISTANCE
+    formula = "q.k / sqrt(d) - m_h |r|"
+    cost = "no parameters, or a slope a head; one vector a head"
+    neutral = '`slopes` are 0 under `learned` and `init` = "neutral"'
     extends = True
     Options = AlibiOptions
     options: AlibiOptions

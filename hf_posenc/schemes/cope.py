@@ -9,7 +9,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, at_least, option
-from ..scheme import Content, LayerParameters, ModelShape, Part, Positions, Scheme
+from ..scheme import Content, Kind, LayerParameters, ModelShape, Part, Positions, Scheme
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,10 @@ class Cope(Scheme):
 
     name = "cope"
     paper = "Golovneva et al. 2024, https://arxiv.org/abs/2405.18719"
+    kind = Kind.CONTENT
+    formula = "q_i.k_j / sqrt(d) + q_i.e[p_ij], p_ij = sum over t = j..i of sigmoid(q_i.k_t / sqrt(d)), clamped"
+    cost = "a table a layer; gates and counts of queries x keys a head"
+    neutral = "`table` is 0, in the paper too"
     extends = True
     needs_distances = False
     Options = CopeOptions

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, at_least, option
-from ..scheme import Content, LayerParameters, ModelShape, Part, Positions, Scheme
+from ..scheme import Content, Kind, LayerParameters, ModelShape, Part, Positions, Scheme
 from ..sinusoids import BASE, sinusoids
 from ..terms import DistanceRows, KeyTerm, QueryTerm, Term
 
@@ -99,6 +99,10 @@ class Deberta(Scheme):
 
     name = "deberta"
     paper = "He et al. 2021, https://arxiv.org/abs/2006.03654; v3: https://arxiv.org/abs/2111.09543"
+    kind = Kind.CONTENT
+    formula = "[q_i.k_j + q_i.K_delta + k_j.Q_delta] / sqrt(d (1 + terms)), K and Q of a table by delta = i - j"
+    cost = "a table for all layers; queries x rows and keys x rows a layer, and two gathers"
+    neutral = "`position_gain` is 0; `content_scale` is 1, where the paper has 1 / sqrt(1 + terms)"
     extends = True
     Options = DebertaOptions
     options: DebertaOptions

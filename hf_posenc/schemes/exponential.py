@@ -9,7 +9,7 @@ import torch
 from ..mixing import FixedMixOptions, InputScheme
 from ..options import at_least, option
 from ..projection import orthogonal_rows, pick_waves
-from ..scheme import ModelShape, Positions
+from ..scheme import Kind, ModelShape, Positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,10 @@ class Exponential(InputScheme):
 
     name = "exponential"
     paper = "no single one: fixed functions of the position, as sinusoids are (Vaswani et al. 2017)"
+    kind = Kind.INPUT
+    formula = "x_i + sum_k exp(-n^(k / (rates - 1)) i / n) w_k, w_k orthonormal"
+    cost = "no parameters; one table a forward"
+    neutral = 'no parameters but a mix\'s: `init` = "neutral" silences the position there'
     extends = True
     Options = ExponentialOptions
     options: ExponentialOptions

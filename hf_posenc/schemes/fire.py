@@ -10,7 +10,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, option
-from ..scheme import Content, LayerPart, Part, Positions, Scheme
+from ..scheme import Content, Kind, LayerPart, Part, Positions, Scheme
 
 UNITS = 32
 START_RATE, START_LENGTH = 0.1, 512.0
@@ -85,6 +85,10 @@ class Fire(Scheme):
 
     name = "fire"
     paper = "Li et al. 2024, https://arxiv.org/abs/2310.04418"
+    kind = Kind.DISTANCE
+    formula = "q.k / sqrt(d) + f(ln(c |r| + 1) / ln(c max(i, L) + 1)), f a network 1 -> 32 -> H"
+    cost = "a small network a layer; a bias of queries x keys a head, as it depends on i too"
+    neutral = "`outer_weight` and `outer_bias` are 0"
     extends = True
     Options = FireOptions
     options: FireOptions

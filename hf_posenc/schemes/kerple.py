@@ -10,7 +10,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, option
-from ..scheme import Content, LayerPart, Part, Positions, Scheme
+from ..scheme import Content, Kind, LayerPart, Part, Positions, Scheme
 from ..terms import DistanceBias
 
 
@@ -53,6 +53,10 @@ class Kerple(Scheme):
 
     name = "kerple"
     paper = "Chi et al. 2022, https://arxiv.org/abs/2205.09921"
+    kind = Kind.DISTANCE
+    formula = "q.k / sqrt(d) - p ln(1 + a |r|), or - a |r|^p"
+    cost = "two numbers a head and layer; one vector a head"
+    neutral = "`p` (log) or `a` (power) is 0"
     extends = True
     Options = KerpleOptions
     options: KerpleOptions

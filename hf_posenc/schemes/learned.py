@@ -11,7 +11,7 @@ from transformers import initialization as init
 
 from ..mixing import TABLE_SPREAD, InputScheme, MixOptions
 from ..options import at_least, option
-from ..scheme import ModelShape, Positions
+from ..scheme import Kind, ModelShape, Positions
 from ..tables import refuse_past_the_table
 
 HIERARCHY_WEIGHT = 0.4
@@ -72,6 +72,10 @@ class Learned(InputScheme):
 
     name = "learned"
     paper = "Gehring et al. 2017, https://arxiv.org/abs/1705.03122"
+    kind = Kind.INPUT
+    formula = "x_i + p_i"
+    cost = "one row a position; a lookup. GPT-2 and BERT keep theirs, LLaMA gets one"
+    neutral = "`weight` is 0 (LLaMA); GPT-2 and BERT go on with their own table"
     extends = False
     Options = LearnedOptions
     options: LearnedOptions

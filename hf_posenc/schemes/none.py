@@ -1,6 +1,6 @@
 """No position signal at all (NoPE)."""
 
-from ..scheme import Scheme
+from ..scheme import Kind, Scheme
 
 
 class NoPositions(Scheme):
@@ -8,4 +8,8 @@ class NoPositions(Scheme):
 
     name = "none"
     paper = "Kazemnejad et al. 2023, https://arxiv.org/abs/2305.19466"
+    kind = Kind.NOTHING
+    formula = "q.k / sqrt(d)"
+    cost = "nothing"
+    neutral = "no parameters"
     extends = True

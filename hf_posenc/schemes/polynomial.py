@@ -9,7 +9,7 @@ import torch
 from ..mixing import FixedMixOptions, InputScheme
 from ..options import at_least, option
 from ..projection import orthogonal_rows, pick_waves
-from ..scheme import ModelShape, Positions
+from ..scheme import Kind, ModelShape, Positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,10 @@ class Polynomial(InputScheme):
 
     name = "polynomial"
     paper = "no single one: fixed functions of the position, as sinusoids are (Vaswani et al. 2017)"
+    kind = Kind.INPUT
+    formula = "x_i + sum_k T_k(t_i) w_k, t_i = 2 min(i, n - 1) / (n - 1) - 1, T_k Chebyshev, w_k orthonormal"
+    cost = "no parameters; one table a forward"
+    neutral = 'no parameters but a mix\'s: `init` = "neutral" silences the position there'
     extends = True
     Options = PolynomialOptions
     options: PolynomialOptions

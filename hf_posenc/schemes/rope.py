@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..options import Options, fraction, option, positive
 from ..rotation import Layout, laid_out, turn
-from ..scheme import ModelShape, Positions, Scheme
+from ..scheme import Kind, ModelShape, Positions, Scheme
 
 SCALING_KEYS = {
     *("rope_type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
@@ -42,6 +42,10 @@ class Rope(Scheme):
 
     name = "rope"
     paper = "Su et al. 2021, https://arxiv.org/abs/2104.09864"
+    kind = Kind.ROTATION
+    formula = "q_i, k_j turned by i and j times theta^(-2k/d), pair by pair"
+    cost = "no parameters; two products a query and key. Runs on flash attention"
+    neutral = "no parameters"
     extends = True
     Options = RopeOptions
     options: RopeOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..scheme import Content, Part, Positions, Scheme
+from ..scheme import Content, Kind, Part, Positions, Scheme
 from ..terms import DistanceBias
 
 WIDTH, BASE = 128, 10000.0
@@ -16,6 +16,10 @@ class Sandwich(Scheme):
 
     name = "sandwich"
     paper = "Chi et al. 2023, https://arxiv.org/abs/2212.10356"
+    kind = Kind.DISTANCE
+    formula = "q.k / sqrt(d) + (sum_k cos(r / 10000^(k/64)) - 64) / (8 h / H)"
+    cost = "no parameters; one vector a head"
+    neutral = "no parameters"
     extends = True
 
     def prepare(self, positions: Positions) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, at_least, option
-from ..scheme import Content, LayerParameters, Part, Positions, Scheme
+from ..scheme import Content, Kind, LayerParameters, Part, Positions, Scheme
 from ..terms import DistanceRows, KeyTerm, QueryTerm, Term
 
 
@@ -45,6 +45,10 @@ class Shaw(Scheme):
 
     name = "shaw"
     paper = "Shaw et al. 2018, https://arxiv.org/abs/1803.02155"
+    kind = Kind.CONTENT
+    formula = "q_i.(k_j + a_clip(r)) / sqrt(d); output sum_j w_ij (v_j + b_clip(r))"
+    cost = "tables of 2 max_distance + 1 rows a layer; queries x rows, a gather; with `values`, weights are written out"
+    neutral = "`keys` and `values` are 0"
     extends = True
     Options = ShawOptions
     options: ShawOptions

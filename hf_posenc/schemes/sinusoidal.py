@@ -9,7 +9,7 @@ import torch
 
 from ..mixing import FixedMixOptions, InputScheme
 from ..options import option
-from ..scheme import Positions
+from ..scheme import Kind, Positions
 from ..sinusoids import BASE, sinusoids
 
 
@@ -30,6 +30,10 @@ class Sinusoidal(InputScheme):
 
     name = "sinusoidal"
     paper = "Vaswani et al. 2017, https://arxiv.org/abs/1706.03762"
+    kind = Kind.INPUT
+    formula = "x_i + [sin(i / base^(2k/E)), cos(i / base^(2k/E))]"
+    cost = "no parameters; one table a forward"
+    neutral = 'no parameters but a mix\'s: `init` = "neutral" silences the position there'
     extends = True
     Options = SinusoidalOptions
     options: SinusoidalOptions

@@ -9,7 +9,7 @@ import torch
 
 from ..buckets import BucketTable, distance_buckets, refuse_buckets
 from ..options import Options, at_least, option
-from ..scheme import Content, ModelShape, Part, Positions, Scheme
+from ..scheme import Content, Kind, ModelShape, Part, Positions, Scheme
 from ..terms import DistanceBias
 
 
@@ -27,6 +27,10 @@ class T5(Scheme):
 
     name = "t5"
     paper = "Raffel et al. 2020, https://arxiv.org/abs/1910.10683"
+    kind = Kind.DISTANCE
+    formula = "q.k / sqrt(d) + b_h[bucket(r)]"
+    cost = "a number for each head and bucket; one vector a head"
+    neutral = "`table.weight` is 0"
     extends = True
     Options = T5Options
     options: T5Options

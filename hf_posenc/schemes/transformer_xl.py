@@ -10,7 +10,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, option
-from ..scheme import Content, LayerParameters, LayerPart, ModelShape, Part, Positions, Scheme
+from ..scheme import Content, Kind, LayerParameters, LayerPart, ModelShape, Part, Positions, Scheme
 from ..sinusoids import BASE, frequencies, sinusoids
 from ..terms import DistanceBias, DistanceRows, QueryTerm, Separable, Term
 
@@ -57,6 +57,10 @@ class TransformerXL(Scheme):
 
     name = "transformer_xl"
     paper = "Dai et al. 2019, https://arxiv.org/abs/1901.02860"
+    kind = Kind.CONTENT
+    formula = "[(q_i + u).k_j + (q_i + v).W R_(i-j)] / sqrt(d), R sinusoids, all sines first"
+    cost = "a projection and two vectors a head a layer; queries x distances"
+    neutral = "`projection`, `u` and `v` are 0"
     extends = True
     needs_key_positions = True
     Options = TransformerXLOptions

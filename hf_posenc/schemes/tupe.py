@@ -11,7 +11,7 @@ from transformers import initialization as init
 
 from ..buckets import BucketTable, distance_buckets, refuse_buckets
 from ..options import Options, at_least, option
-from ..scheme import Content, LayerParameters, ModelShape, Part, Positions, Scheme
+from ..scheme import Content, Kind, LayerParameters, ModelShape, Part, Positions, Scheme
 from ..sinusoids import BASE, sinusoids
 from ..tables import refuse_past_the_table
 from ..terms import DistanceBias, Separable, Term
@@ -62,6 +62,10 @@ class Tupe(Scheme):
 
     name = "tupe"
     paper = "Ke et al. 2021, https://arxiv.org/abs/2006.15595"
+    kind = Kind.CONTENT
+    formula = "[q_i.k_j + (p_i U_Q).(p_j U_K)] / sqrt(2 d) + b_h[bucket(r)]"
+    cost = "a table and two projections for all layers; a product of positions a layer"
+    neutral = "`queries`, `bias.weight`, `cls_row`, `cls_column` are 0; `content_scale` is 1 (the paper: 1 / sqrt(2))"
     extends = False
     needs_key_positions = True
     Options = TupeOptions

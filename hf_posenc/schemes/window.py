@@ -11,7 +11,7 @@ from transformers import initialization as init
 
 from ..mixing import TABLE_SPREAD, InputScheme, MixOptions
 from ..options import at_least, option
-from ..scheme import ModelShape, Positions
+from ..scheme import Kind, ModelShape, Positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,10 @@ class Window(InputScheme):
 
     name = "window"
     paper = "no single one: a learned table (Gehring et al. 2017), split by quotient and remainder"
+    kind = Kind.INPUT
+    formula = "x_i + a_(i mod w) + b_min(i div w, last)"
+    cost = "w rows and one a window; two lookups"
+    neutral = "`places` and `windows` are 0"
     extends = True
     Options = WindowOptions
     options: WindowOptions

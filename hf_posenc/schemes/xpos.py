@@ -10,7 +10,7 @@ import torch
 
 from ..options import Options, option, positive
 from ..rotation import laid_out, turn
-from ..scheme import ModelShape, Positions, Scheme, tracing
+from ..scheme import Kind, ModelShape, Positions, Scheme, tracing
 
 THETA, GAMMA, LAYOUT = 10000.0, 0.4, "halves"
 LARGEST_EXPONENT = {torch.float16: 10.0}
@@ -35,6 +35,12 @@ class Xpos(Scheme):
 
     name = "xpos"
     paper = "Sun et al. 2023, https://arxiv.org/abs/2212.10554"
+    kind = Kind.ROTATION
+    formula = (
+        "rope, with q_i times zeta^((i - c) / scale_base) and k_j divided by the same at j, zeta = (2k + 0.4 d) / 1.4 d"
+    )
+    cost = "no parameters; as rope"
+    neutral = "no parameters"
     extends = True
     Options = XposOptions
     options: XposOptions
