@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from cases import CASES, Case
+from cases import ARCHITECTURES, CASES, Case
 
 
-def sampled(*kept: tuple[str, str], architectures: tuple[str, ...] = ("bert", "bert-decoder", "gpt2", "llama")) -> Any:
+def sampled(*kept: tuple[str, str], architectures: list[str] = ARCHITECTURES, cases: list[Case] = CASES) -> Any:
     """All cases on all architectures, of which `make test` runs the ones kept."""
     rows = []
-    for case in CASES:
+    for case in cases:
         for architecture in architectures:
+            if case.causal and architecture == "bert":
+                continue
             marks = [] if (case.id, architecture) in kept else [pytest.mark.full]
             rows.append(pytest.param(case, architecture, id=f"{architecture}-{case.id}", marks=marks))
     return pytest.mark.parametrize(("case", "architecture"), rows)
@@ -28,7 +30,11 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-@sampled(("rope", "llama"), ("t5", "gpt2"), ("alibi", "bert"), ("learned", "gpt2"), ("sinusoidal+rope+alibi", "llama"))
+@sampled(
+    *[("rope", "llama"), ("t5", "gpt2"), ("alibi", "bert"), ("learned", "gpt2"), ("sinusoidal+rope+alibi", "llama")],
+    *[("shaw", "gpt2"), ("transformer_xl", "llama"), ("tupe", "bert"), ("deberta", "llama"), ("cope", "gpt2")],
+    ("window-context", "gpt2"),
+)
 def test_compiled_fullgraph_equals_plain(case: Case, architecture: str) -> None:
     model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 12)
     mask = torch.ones_like(ids)
@@ -43,7 +49,7 @@ def test_compiled_fullgraph_equals_plain(case: Case, architecture: str) -> None:
             torch.testing.assert_close(found[:, visible], expected[:, visible], rtol=0, atol=1e-5)
 
 
-@sampled(("t5", "llama"), ("rope", "gpt2"), ("alibi", "bert"))
+@sampled(("t5", "llama"), ("rope", "gpt2"), ("alibi", "bert"), ("deberta", "bert"))
 def test_compiled_training_step_equals_plain(case: Case, architecture: str) -> None:
     gradients = []
     for compiled in (False, True):
@@ -56,7 +62,13 @@ def test_compiled_training_step_equals_plain(case: Case, architecture: str) -> N
             torch.testing.assert_close(gradients[1][name], gradient, rtol=0, atol=1e-5)
 
 
-@sampled(("rope", "llama"), ("t5", "gpt2"), architectures=("gpt2", "llama"))
+@sampled(
+    ("rope", "llama"),
+    ("t5", "gpt2"),
+    ("sinusoidal-context", "gpt2"),
+    ("cope", "llama"),
+    architectures=["gpt2", "llama"],
+)
 def test_compiled_static_decoding_equals_dynamic(case: Case, architecture: str) -> None:
     """generate() with a static cache compiles the decoding step; padded rows, so that positions differ by row."""
     model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 8)
@@ -87,7 +99,12 @@ def test_exported_program_equals_plain(case: Case, architecture: str) -> None:
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-@sampled(("rope", "gpt2"), ("t5", "llama"), ("alibi", "bert"), ("alternating", "llama"))
+FLEXIBLE = [case for case in CASES if not case.values]
+
+
+@sampled(
+    ("rope", "gpt2"), ("t5", "llama"), ("deberta", "bert"), ("alternating", "llama"), ("cope", "gpt2"), cases=FLEXIBLE
+)
 def test_flex_equals_sdpa(case: Case, architecture: str) -> None:
     model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 12)
     mask = torch.ones_like(ids)
