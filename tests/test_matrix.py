@@ -8,6 +8,8 @@ import pytest
 import tiny
 import torch
 from cases import ARCHITECTURES, CASES, DECODERS, Case, pairs
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, StaticCache
 
 from hf_posenc import backends
@@ -330,6 +332,34 @@ def test_no_future_leaks(case: Case, architecture: str) -> None:
         (gradient,) = torch.autograd.grad(output[0, place].sum(), embeddings, retain_graph=True)
         assert gradient[0, place + 1 :].abs().max() == 0
         assert gradient[0, : place + 1].abs().min(-1).values.max() > 0
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the most numbers that any one operation gives out, forward and backward."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return result
+
+
+@by_pair
+def test_nothing_of_queries_by_keys_by_width_is_built(case: Case, architecture: str) -> None:
+    """At most two numbers for each head, query and key (queries by all distances), where a head is 8 wide."""
+    length = tiny.TRAINED_LENGTH
+    square = tiny.HEADS * length * length
+    model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(1, length)
+    for inputs in ({}, {"position_ids": (torch.arange(length) % 29)[None]}):
+        with LargestTensor() as largest:
+            model(ids, use_cache=False, **inputs).logits.sum().backward()
+        assert largest.numbers <= 2 * square
+    with LargestTensor() as largest:  # the control: what must not be there would be seen
+        torch.zeros(tiny.HEADS, length, 1, 8) * torch.zeros(length, 8)
+    assert largest.numbers > 2 * square
 
 
 @by_case
