@@ -187,7 +187,8 @@ def _by_head(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two of (H, R, D); the keys of a group of heads once for each head."""
     queries, keys = (states.unflatten(-1, (-1, like_BHQD.shape[-1])).transpose(0, 1) for states in projected)
-    return queries, keys.repeat_interleave(like_BHQD.shape[1] // keys.shape[0], dim=0)
+    groups = like_BHQD.shape[1] // keys.shape[0]
+    return queries, keys.repeat_interleave(groups, dim=0) if groups > 1 else keys
 
 
 def refuse_backend(backend: str | None, schemes: list[Any]) -> None:

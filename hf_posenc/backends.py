@@ -110,14 +110,15 @@ def weighted(
     never a vector for each pair.
     """
     groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     logits = query.matmul(key.transpose(-1, -2)) * scaling + bias
     wide = torch.promote_types(query.dtype, torch.float32)
-    weights = nn.functional.softmax(logits, dim=-1, dtype=wide).to(query.dtype)
+    weights = nn.functional.softmax(logits, dim=-1, dtype=wide)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    output_BHQD = weights.matmul(value)
-    for rows_HRD, indices_BQK in extra:
+    output_BHQD = weights.to(query.dtype).matmul(value)
+    for rows_HRD, indices_BQK in extra:  # sums of many small weights: in the wide dtype
         by_row_BHQR = weights.new_zeros(*weights.shape[:-1], rows_HRD.shape[1])
         by_row_BHQR = by_row_BHQR.scatter_add(-1, indices_BQK[:, None].expand_as(weights), weights)
-        output_BHQD = output_BHQD + by_row_BHQR.matmul(rows_HRD.to(weights))
-    return output_BHQD.transpose(1, 2).contiguous(), weights
+        output_BHQD = output_BHQD + by_row_BHQR.to(query.dtype).matmul(rows_HRD.to(query))
+    return output_BHQD.transpose(1, 2).contiguous(), weights.to(query.dtype)

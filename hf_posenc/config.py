@@ -203,12 +203,12 @@ def _become_variant(config: PreTrainedConfig, value: Any) -> None:
             f"what it adds; set it on a {stock_class.__name__}"
         )
     _announce(stock_class)
-    was_legacy = config.__dict__.pop(LEGACY, False)
     if not isinstance(config, VariantConfig):
         _change_class(config, _VARIANTS[stock_class])
         config.__dict__[FRESH] = True
-    elif was_legacy and value != config.__dict__.get("position_scheme"):
-        config.__dict__[FRESH] = True  # another scheme than the checkpoint's old field says: none of it is in there
+    elif config.scheme_is_legacy and parse(value) != parse(config.position_scheme):
+        # Another scheme than the checkpoint's old field says: nothing of it is in the checkpoint.
+        config.__dict__.update({FRESH: True, LEGACY: False})
     config.__dict__["position_scheme"] = value
 
 

@@ -11,55 +11,78 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from .positions import Located, Order, document_starts, slots_of
+from .scheme import tracing
+
+FOREIGN_CACHE = (
+    'query="context" asks with the mean of all words so far, and this cache does not hold those of all earlier calls: '
+    "it was filled by another model, or made by hand; pass use_cache=False and the whole rows"
+)
 
 
 def mean_of_words(words_BQE: torch.Tensor, located: Located, cache: Any, num_layers: int, causal: bool) -> torch.Tensor:
-    """(B, Q, E), in float32 or wider. `cache` is the one passed in, if any, before this forward changes it."""
-    wide = torch.promote_types(words_BQE.dtype, torch.float32)
-    seen, num_queries = located.seen, words_BQE.shape[1]
-    words_BKE = words_BQE if isinstance(seen, int) and seen == 0 else _with_earlier(words_BQE, seen, cache, num_layers)
-    num_keys = words_BKE.shape[1]
-    visible_BK = torch.ones(1, num_keys, dtype=torch.bool, device=words_BQE.device)
+    """(B, Q, E). `cache` is the one passed in, if any, before this forward changes it.
+
+    Long sums whose differences count: in float64, where the device has it.
+    """
+    words_BKE = words_BQE
+    if not (isinstance(located.seen, int) and located.seen == 0):
+        words_BKE = _with_earlier(words_BQE, located.seen, cache, num_layers)
+    words_BKE = words_BKE.to(torch.float32 if words_BQE.device.type == "mps" else torch.float64)
+    if located.visible_BQK is not None:
+        return _mean_by_mask(words_BKE, located.visible_BQK)
+    batch, num_keys, _ = words_BKE.shape
+    visible_BK = torch.ones(batch, num_keys, dtype=torch.bool, device=words_BKE.device)
     if located.visible_BK is not None:
-        visible_BK = located.visible_BK[:, :num_keys]
-    slots = torch.arange(num_queries, device=words_BQE.device) + seen
-    before_BK1 = torch.nn.functional.pad(visible_BK.to(wide).cumsum(1), (1, 0)).unsqueeze(-1)
-    masked_BKE = words_BKE[:, : visible_BK.shape[1]].to(wide) * visible_BK.unsqueeze(-1)
-    sums_BKE = torch.nn.functional.pad(masked_BKE.cumsum(1), (0, 0, 1, 0))
-    first, last = torch.zeros_like(slots)[None], slots[None] + 1
+        visible_BK = located.visible_BK[:, :num_keys].expand(batch, -1)
+    num_keys = visible_BK.shape[1]
+    counted_BKF = pad(words_BKE[:, :num_keys], (0, 1), value=1.0) * visible_BK.unsqueeze(-1)  # a one more, to count
+    sums_BKF = pad(counted_BKF.cumsum(1), (0, 0, 1, 0))
+    first_BQ, last_BQ = _document_ends(words_BQE, located, visible_BK, causal)
+
+    def upto(places_BQ: torch.Tensor) -> torch.Tensor:
+        return sums_BKF.gather(1, places_BQ.unsqueeze(-1).expand(-1, -1, sums_BKF.shape[-1]))
+
+    within_BQF = upto(last_BQ) - upto(first_BQ)
+    return within_BQF[..., :-1] / within_BQF[..., -1:].clamp(min=1)
+
+
+def _mean_by_mask(words_BKE: torch.Tensor, visible_BQK: torch.Tensor) -> torch.Tensor:
+    num_keys = min(words_BKE.shape[1], visible_BQK.shape[-1])
+    weights_BQK = visible_BQK[..., :num_keys].to(words_BKE)
+    return weights_BQK.matmul(words_BKE[:, :num_keys]) / weights_BQK.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _document_ends(
+    words_BQE: torch.Tensor, located: Located, visible_BK: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each token the slot where what it knows of begins, and the one before which it ends."""
+    batch, num_queries, _ = words_BQE.shape
+    slots_BQ = (torch.arange(num_queries, device=words_BQE.device) + located.seen).expand(batch, -1)
+    first_BQ = torch.zeros_like(slots_BQ)
+    last_BQ = slots_BQ + 1 if causal else torch.full_like(slots_BQ, visible_BK.shape[1])
+    if located.order not in (Order.RESTARTS, Order.UNKNOWN):
+        return first_BQ, last_BQ
+    # Rows of several documents never come with a cache: that is refused. So slots are counted from the row's start.
+    starts_BQ = document_starts(located.positions.queries_BQ.expand(batch, -1), visible_BK)
+    first_BQ = torch.where(starts_BQ, slots_BQ, 0).cummax(-1).values
     if not causal:
-        last = torch.full_like(first, visible_BK.shape[1])
-    if located.order in (Order.RESTARTS, Order.UNKNOWN):  # never with a cache: that is refused
-        starts_BQ = document_starts(
-            located.positions.queries_BQ.expand(words_BQE.shape[0], -1), visible_BK.expand(words_BQE.shape[0], -1)
-        )
-        first = torch.where(starts_BQ, slots, 0).cummax(-1).values
-        if not causal:
-            ends = torch.nn.functional.pad(torch.where(starts_BQ, slots, num_queries)[:, 1:], (0, 1), value=num_queries)
-            last = ends.flip(-1).cummin(-1).values.flip(-1)
-
-    def between(cumulative: torch.Tensor) -> torch.Tensor:
-        def at(places: torch.Tensor) -> torch.Tensor:
-            rows, width = max(cumulative.shape[0], places.shape[0]), cumulative.shape[-1]
-            index = places.expand(rows, -1).unsqueeze(-1).expand(-1, -1, width)
-            return cumulative.expand(rows, -1, -1).gather(1, index)
-
-        return at(last) - at(first)
-
-    return between(sums_BKE) / between(before_BK1).clamp(min=1)
+        later = pad(torch.where(starts_BQ, slots_BQ, num_queries)[:, 1:], (0, 1), value=num_queries)
+        last_BQ = later.flip(-1).cummin(-1).values.flip(-1)
+    return first_BQ, last_BQ
 
 
 def _with_earlier(words_BQE: torch.Tensor, seen: int | torch.Tensor, cache: Any, num_layers: int) -> torch.Tensor:
     """(B, K, E): the words in the cache, and the new ones after them."""
-    if len(cache.layers) <= num_layers:
-        raise ValueError(
-            'query="context" asks with the mean of all words so far, and this cache does not hold those of earlier '
-            "calls: it was filled by another model, or made by hand; pass use_cache=False and the whole rows"
-        )
-    earlier_BKE = cache.layers[num_layers].keys[:, 0]
+    layer = cache.layers[num_layers] if len(cache.layers) > num_layers else None
+    if layer is None or not hasattr(layer, "holds_words"):
+        raise ValueError(FOREIGN_CACHE)
+    if not tracing() and int(layer.get_seq_length()) != int(seen):
+        raise ValueError(FOREIGN_CACHE)
+    earlier_BKE = layer.keys[:, 0]
     if slots_of(cache) is None:
         return torch.cat([earlier_BKE.to(words_BQE.device), words_BQE], dim=1)
     slots = torch.arange(words_BQE.shape[1], device=words_BQE.device) + seen
@@ -70,6 +93,8 @@ def remember_words(cache: Any, words_BQE: torch.Tensor, num_layers: int) -> None
     """Put the words of this forward into the cache that it filled."""
     if len(cache.layers) == num_layers:
         slots = slots_of(cache)
-        cache.layers.append(DynamicLayer() if slots is None else StaticLayer(max_cache_len=slots))
+        layer = DynamicLayer() if slots is None else StaticLayer(max_cache_len=slots)
+        layer.holds_words = True
+        cache.layers.append(layer)
     words_B1QE = words_BQE.unsqueeze(1)
     cache.layers[num_layers].update(words_B1QE, words_B1QE[..., :1])

@@ -33,26 +33,18 @@ class MixOptions(Options):
         "token", "for mix = 'attention': what asks, the word itself or the mean of all words (so far, if causal)"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.position_size is not None and self.mix != "concat":
-            raise ValueError(f"position_size is for mix='concat' only, got mix={self.mix!r}")
-        if self.query != "token" and self.mix != "attention":
-            raise ValueError(f"query is for mix='attention' only, got mix={self.mix!r}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedMixOptions(MixOptions):
-    """For schemes without parameters of their own: where a mix starts is where they start."""
-
-    init: Literal["add", "neutral"] = option(
-        "add", "where the mix's parameters start: as the sum, or with the position silent"
+    mix_init: Literal["add", "neutral"] = option(
+        "add", "where the parameters of a mix start: as the sum, or with the position left out"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.init != "add" and self.mix == "add":
-            raise ValueError("init='neutral' needs parameters to start from: mix='concat' or mix='attention'")
+        if self.mix_init != "add" and self.mix == "add":
+            raise ValueError("mix_init is for mix='concat' and mix='attention': a sum has no parameters")
+        if self.position_size is not None and self.mix != "concat":
+            raise ValueError(f"position_size is for mix='concat' only, got mix={self.mix!r}")
+        if self.query != "token" and self.mix != "attention":
+            raise ValueError(f"query is for mix='attention' only, got mix={self.mix!r}")
 
 
 class Concat(LayerPart):
@@ -70,7 +62,7 @@ class Concat(LayerPart):
             both[:, width:] = 0
         init.copy_(self.weight, both)
 
-    def forward(self, words_BQE: torch.Tensor, vectors_BQP: torch.Tensor, query_BQE: torch.Tensor) -> torch.Tensor:
+    def forward(self, words_BQE: torch.Tensor, vectors_BQP: torch.Tensor, asking_BQE: torch.Tensor) -> torch.Tensor:
         vectors_BQP = vectors_BQP.expand(words_BQE.shape[0], -1, -1)
         return nn.functional.linear(torch.cat([words_BQE, vectors_BQP], dim=-1), self.weight)
 
@@ -96,9 +88,9 @@ class TwoWayAttention(LayerPart):
         init.copy_(self.word_value, 2 * torch.eye(width))
         init.copy_(self.position_value, 0 * torch.eye(width) if self.silent else 2 * torch.eye(width))
 
-    def forward(self, words_BQE: torch.Tensor, vectors_BQE: torch.Tensor, query_BQE: torch.Tensor) -> torch.Tensor:
+    def forward(self, words_BQE: torch.Tensor, vectors_BQE: torch.Tensor, asking_BQE: torch.Tensor) -> torch.Tensor:
         linear = nn.functional.linear
-        query = linear(query_BQE, self.query)
+        query = linear(asking_BQE, self.query)
         keys = linear(words_BQE, self.word_key), linear(vectors_BQE, self.position_key)
         logits = torch.stack([(query * key).sum(-1) for key in keys], dim=-1) * self.query.shape[0] ** -0.5
         word, position = logits.softmax(-1).unsqueeze(-2).unbind(-1)
@@ -114,7 +106,7 @@ class InputScheme(Scheme):
     def __init__(self, options: MixOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
         self.position_size = options.position_size or shape.hidden_size
-        silent = getattr(options, "init", "add") == "neutral" and isinstance(options, FixedMixOptions)
+        silent = options.mix_init == "neutral"
         self.mixer: LayerPart | None = None
         if options.mix == "concat":
             self.mixer = Concat(shape.hidden_size, self.position_size, silent)
@@ -131,5 +123,9 @@ class InputScheme(Scheme):
         vectors = self.vectors(positions).to(words_BQE.dtype)
         if self.mixer is None:
             return words_BQE + vectors
-        asking = words_BQE if positions.context_BQE is None else positions.context_BQE.to(words_BQE.dtype)
-        return self.mixer(words_BQE, vectors, asking if self.needs_context else words_BQE)
+        asking = words_BQE
+        if self.needs_context:
+            assert positions.context_BQE is not None
+            asking = positions.context_BQE.to(words_BQE.dtype)
+        # Autocast narrows products: what goes on through the layers must not be.
+        return self.mixer(words_BQE, vectors, asking).to(words_BQE.dtype)

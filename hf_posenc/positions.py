@@ -36,6 +36,8 @@ class Located:
     """How many slots of the cache were filled before this forward."""
     visible_BK: torch.Tensor | None
     """Which keys are tokens, not padding; None: all of them."""
+    visible_BQK: torch.Tensor | None
+    """Which keys each query sees, where a mask was given that says so."""
     all_BK: torch.Tensor | None = None
     """The positions of all tokens so far, where they are known."""
     words_BQE: torch.Tensor | None = None
@@ -57,7 +59,8 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
     rows = tokens.numel() // max(num_queries, 1)
     mask, given = inputs.get("attention_mask"), inputs.get("position_ids")
     padding = mask.reshape(rows, -1).bool() if isinstance(mask, torch.Tensor) and mask.dim() < 4 else None
-    visible_BK = padding if padding is not None else _seen_by_any(mask)
+    pairs = _seen_by_each(mask) if padding is None else None
+    visible_BK = pairs.any(1) if pairs is not None else padding
     cache = self_attention_cache(inputs.get("past_key_values"))
     seen = _seen(cache)
     first_call = isinstance(seen, int) and seen == 0
@@ -105,7 +108,7 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
         keys_BK=keys_BK,
     )
     everything = _all_positions(cache, queries_BQ.expand(rows, -1), seen) if needs.distances else None
-    return Located(positions, mask, order, seen, visible_BK, everything)
+    return Located(positions, mask, order, seen, visible_BK, pairs, everything)
 
 
 def annotate_cache(outputs: Any, located: Located, length_matters: bool) -> None:
@@ -168,12 +171,12 @@ def _leading_padding(padding: torch.Tensor) -> torch.Tensor:
     return (padding.cumsum(-1) == 0).sum(-1, keepdim=True)
 
 
-def _seen_by_any(mask: Any) -> torch.Tensor | None:
-    """(B, K): the keys that a 4D mask shows to at least one query. generate() prepares such masks for static caches."""
+def _seen_by_each(mask: Any) -> torch.Tensor | None:
+    """(B, Q, K): the keys that a 4D mask shows to each query. generate() prepares such masks for static caches."""
     if not isinstance(mask, torch.Tensor):
         return None
     visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return visible.any(1).any(1)
+    return visible.any(1)
 
 
 def _at_slots(visible_BK: torch.Tensor | None, seen: int | torch.Tensor, num_queries: int) -> torch.Tensor | None:

@@ -38,8 +38,8 @@ def page(listing: Iterable[SchemeInfo]) -> str:
     infos = list(listing)
     parts = [HEAD]
     for kind in Kind:
-        parts.append(f"## {kind.value}\n")
-        parts.extend("\n".join(_entry(info)) for info in infos if info.kind is kind)
+        entries = ["\n".join(_entry(info)) for info in infos if info.kind is kind]
+        parts.extend([f"## {kind.value}\n", *entries] if entries else [])
     return "\n".join(parts)
 
 

@@ -150,7 +150,10 @@ class Content:
     @property
     def key_BHKD(self) -> torch.Tensor:
         """The keys as the cache has them, after any rotation; those of a group of heads once for each head."""
-        return self._key_BGKD.repeat_interleave(self.query_BHQD.shape[1] // self._key_BGKD.shape[1], dim=1)
+        groups = self.query_BHQD.shape[1] // self._key_BGKD.shape[1]
+        if groups > 1:
+            self._key_BGKD = self._key_BGKD.repeat_interleave(groups, dim=1)
+        return self._key_BGKD
 
 
 class Kind(enum.Enum):
@@ -161,6 +164,7 @@ class Kind(enum.Enum):
     DISTANCE = "Bias on the scores by distance"
     CONTENT = "Score terms that depend on the content"
     NOTHING = "Nothing"
+    OTHER = "Others"
 
 
 Part = Callable[..., Any]
@@ -176,12 +180,12 @@ class Scheme(nn.Module):
 
     name: ClassVar[str]
     paper: ClassVar[str]
-    kind: ClassVar[Kind]
-    formula: ClassVar[str]
+    kind: ClassVar[Kind] = Kind.OTHER
+    formula: ClassVar[str] = ""
     """What it computes, for query i, key j and r = j - i."""
-    cost: ClassVar[str]
+    cost: ClassVar[str] = ""
     """Its parameters, and what it computes beyond plain attention."""
-    neutral: ClassVar[str]
+    neutral: ClassVar[str] = ""
     """The parameters that let it start as no change at all, beside the old encoding."""
     extends: ClassVar[bool]
     """Whether a trained model can be run past its trained length at all (not: how well)."""

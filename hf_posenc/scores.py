@@ -30,12 +30,14 @@ def written_out(term: Term, posenc: Positions, content: Content) -> torch.Tensor
         values = term.values.to(device)
         return by_slots(values, query_BHQD.shape[2], posenc.key_length) if posenc.uniform else values.transpose(0, 1)
     if isinstance(term, QueryTerm):
-        return query_BHQD.matmul(_across(term.of, query_BHQD)).gather(-1, _indices(term.of, posenc, query_BHQD))
+        by_row_BHQR = query_BHQD.matmul(_across(term.of, query_BHQD))
+        return by_row_BHQR.to(posenc.dtype).gather(-1, _indices(term.of, posenc, query_BHQD))
     if isinstance(term, KeyTerm):
         by_row_BHKR = content.key_BHKD.matmul(_across(term.of, query_BHQD))
+        by_row_BHKR = by_row_BHKR.to(posenc.dtype)  # all far keys share a row: its gradient is a long sum
         return by_row_BHKR.gather(-1, _indices(term.of, posenc, query_BHQD).transpose(-1, -2)).transpose(-1, -2)
     if isinstance(term, Separable):
-        return term.queries.to(query_BHQD).matmul(term.keys.to(query_BHQD).transpose(-1, -2))
+        return term.queries.to(device).matmul(term.keys.to(device).transpose(-1, -2))
     return term.to(device)
 
 

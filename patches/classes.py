@@ -8,6 +8,7 @@ import threading
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
@@ -126,6 +127,8 @@ class BaseVariant(Variant):
         if embedding and inputs.get("inputs_embeds") is None:
             inputs["inputs_embeds"] = words(inputs.pop("input_ids"))
         if any(scheme.needs_context for scheme in embedding):
+            if located.attention_mask is not None and not isinstance(located.attention_mask, torch.Tensor):
+                raise ValueError('query="context" needs a mask it can read: pass a tensor, not a BlockMask')
             located.words_BQE = inputs["inputs_embeds"]
             cache = self_attention_cache(inputs.get("past_key_values"))
             posenc.context_BQE = mean_of_words(located.words_BQE, located, cache, config.num_hidden_layers, causal)

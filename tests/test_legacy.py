@@ -27,7 +27,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 DIRECTORIES = {
     "bert_v4_relative_key": AutoModelForMaskedLM,
     "bert_v4_relative_key_query": AutoModelForMaskedLM,
-    "bert_v4_decoder_relative_key": AutoModelForCausalLM,
+    "bert_v4_decoder_relative_key_query": AutoModelForCausalLM,
 }
 by_directory = pytest.mark.parametrize("name", list(DIRECTORIES))
 KEY, QUERY = FIXTURES / "bert_v4_relative_key", FIXTURES / "bert_v4_relative_key_query"
@@ -60,11 +60,12 @@ def test_logits_are_those_of_transformers_4(name: str, backend: str) -> None:
 
 def test_a_decoder_gives_the_same_with_a_cache() -> None:
     """4.57.6 does not, for several new tokens in one call: the script that makes the fixtures tells of it."""
-    name = "bert_v4_decoder_relative_key"
+    name = "bert_v4_decoder_relative_key_query"
     model, expected = load(name), load_file(FIXTURES / name / "expected.safetensors")
     with torch.no_grad():
         found = model(expected["input_ids"], use_cache=True).logits
     torch.testing.assert_close(found, expected["logits"], rtol=0, atol=1e-9)
+    assert (found[:1] - expected["logits_cached"]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("directory", [KEY, QUERY], ids=lambda path: path.name)
@@ -145,6 +146,19 @@ def test_a_table_that_is_not_there_is_reported(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "damaged" / "model.safetensors", metadata={"format": "pt"})
     _, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "damaged", output_loading_info=True)
     assert set(info["missing_keys"]) == {"bert.encoder.layer.0.attention.self.position_scheme.0.keys"}
+
+
+@pytest.mark.parametrize("spelled", [SHAW, [SHAW], {**SHAW, "query_term": False}, {**SHAW, "init": "neutral"}], ids=str)
+def test_the_scheme_it_is_can_be_spelled_out(spelled: Any) -> None:
+    """However it is written, it names the scheme that the checkpoint holds the tables of."""
+    config = AutoConfig.from_pretrained(KEY)
+    config.position_scheme = spelled
+    for model in (
+        AutoModel.from_pretrained(KEY, position_scheme=spelled),
+        AutoModel.from_pretrained(KEY, config=config),
+    ):
+        table = load_file(KEY / "model.safetensors")["bert.encoder.layer.1.attention.self.distance_embedding.weight"]
+        assert torch.equal(model.encoder.layer[1].attention.self.position_scheme["0"].keys, table)
 
 
 def test_another_scheme_can_be_asked_for() -> None:

@@ -16,10 +16,10 @@ NEUTRAL: list[Any] = [
     {"type": "window", "window_size": 5},
     {"type": "window", "window_size": 5, "mix": "concat"},
     {"type": "window", "window_size": 5, "mix": "attention", "query": "context"},
-    {"type": "sinusoidal", "mix": "concat", "init": "neutral"},
-    {"type": "sinusoidal", "mix": "attention", "init": "neutral"},
-    {"type": "polynomial", "mix": "concat", "init": "neutral"},
-    {"type": "exponential", "mix": "attention", "init": "neutral"},
+    {"type": "sinusoidal", "mix": "concat", "mix_init": "neutral"},
+    {"type": "sinusoidal", "mix": "attention", "mix_init": "neutral"},
+    {"type": "polynomial", "mix": "concat", "mix_init": "neutral"},
+    {"type": "exponential", "mix": "attention", "mix_init": "neutral"},
     {"type": "alibi", "learned": True, "init": "neutral"},
     "t5",
     {"type": "t5", "shared": False},
@@ -62,6 +62,11 @@ def test_a_new_scheme_beside_the_old_changes_nothing(architecture: str, scheme: 
         torch.testing.assert_close(model(ids, attention_mask=mask).logits[:, 5:], padded, rtol=0, atol=1e-5)
 
 
+def is_without_effect(parameter: torch.Tensor, model: Any) -> bool:
+    """Tupe's number for the row of the first token is the same for all keys, and softmax takes no notice of that."""
+    return parameter is getattr(model.base_model.position_scheme[1], "cls_row", None)
+
+
 @by_scheme
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
 def test_the_neutral_start_can_be_left(architecture: str, scheme: Any) -> None:
@@ -81,6 +86,8 @@ def test_the_neutral_start_can_be_left(architecture: str, scheme: Any) -> None:
         losses.append(loss.item())
         optimiser.step()
     assert losses[-1] < losses[0]
+    for parameter in own:
+        assert parameter.grad.abs().max() > 0 or is_without_effect(parameter, model)
     assert (model(ids).logits - start).abs().max() > 1e-4
 
 
@@ -98,24 +105,25 @@ PAPER: list[Any] = [
     {"type": "tupe", "init": "paper"},
     {"type": "deberta", "init": "paper"},
     {"type": "deberta", "share_projections": False, "init": "paper"},
-    "cope",
 ]
 
 
 @pytest.mark.parametrize("scheme", PAPER, ids=str)
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_the_papers_start_acts_from_the_first_step(architecture: str, scheme: Any) -> None:
-    if scheme == "cope":
-        pytest.skip("its paper starts at zero too")
+    if scheme["type"] == "learned" and architecture == "gpt2":
+        pytest.skip("GPT-2 has a table of its own, which starts as it always does")
     ids = tiny.tokens(2, 14)
     torch.manual_seed(0)
     model = tiny.HEADS_OF[architecture](tiny.config(architecture, position_scheme=scheme)).eval()
     own = [parameter for name, parameter in model.named_parameters() if "position_scheme" in name]
     assert all(parameter.isfinite().all() for parameter in own)
-    silent = tiny.HEADS_OF[architecture](tiny.config(architecture, position_scheme="none")).eval()
-    silent.load_state_dict({name: value for name, value in model.state_dict().items() if name in silent.state_dict()})
+    neutral = {**scheme, "init": "neutral"}
+    silent = tiny.HEADS_OF[architecture](tiny.config(architecture, position_scheme=neutral)).eval()
+    others = {name: value for name, value in model.state_dict().items() if "position_scheme" not in name}
+    assert not silent.load_state_dict(others, strict=False).unexpected_keys
     with torch.no_grad():
-        assert (model(ids).logits - silent(ids).logits).abs().max() > 1e-7
+        assert (model(ids).logits - silent(ids).logits).abs().max() > 1e-4
 
 
 def test_every_scheme_with_parameters_is_in_these_lists() -> None:
@@ -129,4 +137,4 @@ def test_every_scheme_with_parameters_is_in_these_lists() -> None:
         for name, info in hf_posenc.schemes().items()
         if "init" in info.options and "'paper'" in info.options["init"].type
     }
-    assert with_init | {"cope"} == named(PAPER)
+    assert with_init == named(PAPER)  # not cope: its paper starts at zero too

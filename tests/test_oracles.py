@@ -1,4 +1,4 @@
-"""Every scheme equals an oracle that nobody here wrote, forward and gradient, in float64; each check has a control."""
+"""Every scheme equals an independent implementation, forward and gradient, in float64; each check has a control."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import tiny
 import torch
 from cases import ARCHITECTURES
 from oracles import LENGTH, compare, equals_stock_with, tolerance
-from transformers import BertModel, RoFormerConfig, RoFormerModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import hf_posenc
@@ -187,32 +186,3 @@ def test_none_makes_an_encoder_blind_to_order() -> None:
     model, sighted = tiny.model("bert", "none"), tiny.model("bert", "rope")
     torch.testing.assert_close(model(ids[:, order]).logits, model(ids).logits[:, order], rtol=0, atol=1e-10)
     assert (sighted(ids[:, order]).logits - sighted(ids).logits[:, order]).abs().max() > 1e-3
-
-
-def test_interleaved_rope_on_bert_is_roformer() -> None:
-    sizes = {
-        "vocab_size": 61,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "intermediate_size": 40,
-    }
-    roformer = RoFormerModel(RoFormerConfig(**sizes, embedding_size=32, max_position_embeddings=64)).eval()
-    tiny.randomise(roformer)
-    table = roformer.encoder.embed_positions.weight
-    with torch.no_grad():
-        places = torch.arange(table.shape[0], dtype=torch.float64)[:, None]
-        angles = places / 10000 ** (torch.arange(0, 8, 2, dtype=torch.float64) / 8)
-        table.copy_(torch.cat([angles.sin(), angles.cos()], 1))
-    model = BertModel(tiny.config("bert", position_scheme={"type": "rope", "layout": "interleaved"})).eval()
-    missing, unexpected = model.load_state_dict(roformer.state_dict(), strict=False)
-    assert {name.split(".")[0] for name in missing} <= {"pooler"}, missing
-    assert unexpected == ["encoder.embed_positions.weight"]
-    ids = tiny.tokens(2, LENGTH)
-    with torch.no_grad():
-        expected = roformer(ids).last_hidden_state
-        # float32 on both sides: angles of ours are float32 products, RoFormer's table is rounded from float64.
-        torch.testing.assert_close(model(ids).last_hidden_state, expected, rtol=0, atol=5e-6)
-        halves = hf_posenc.retrofit(tiny.HEADS_OF["bert"](tiny.config("bert")), "rope").bert.eval()
-        halves.load_state_dict(roformer.state_dict(), strict=False)
-        assert (halves(ids).last_hidden_state - expected).abs().max() > 1e-3

@@ -15,7 +15,7 @@ from ..catalogue import SchemeInfo, describe
 from ..scheme import Scheme
 
 REGISTER: dict[str, type[Scheme]] = {}
-REQUIRED = ("name", "paper", "kind", "formula", "cost", "neutral", "extends")
+REQUIRED = ("name", "paper", "extends")
 
 
 def register_scheme(scheme: type[Scheme]) -> type[Scheme]:

@@ -15,14 +15,12 @@ from ..scheme import Content, Kind, LayerParameters, ModelShape, Part, Positions
 from ..sinusoids import BASE, sinusoids
 from ..terms import DistanceRows, KeyTerm, QueryTerm, Term
 
-TERMS = ("c2p", "p2c")
 NORM_EPSILON, SPREAD = 1e-7, 0.02
 """Of DeBERTa's own layer norms and of its initialisation."""
 
 
 def _are_terms(terms: list[str]) -> str | None:
-    valid = terms and all(term in TERMS for term in terms) and len(set(terms)) == len(terms)
-    return None if valid else f"must name one or both of {list(TERMS)}, each once"
+    return None if terms and len(set(terms)) == len(terms) else "must name one or both, each once"
 
 
 def _are_buckets(buckets: int) -> str | None:
@@ -31,7 +29,7 @@ def _are_buckets(buckets: int) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DebertaOptions(Options):
-    terms: list[str] = option(
+    terms: list[Literal["c2p", "p2c"]] = option(
         ["c2p", "p2c"],
         "content to position (query . position key), position to content (position query . key)",
         _are_terms,
@@ -59,27 +57,28 @@ def log_buckets(relative: torch.Tensor, buckets: int, max_distance: int) -> torc
 class LayerScales(LayerParameters):
     """What a layer has of its own: how much content and positions count, and projections unless they are shared.
 
-    Neutral: content counts as it did (`content_scale` 1) and positions nothing (`position_gain` 0).
+    Content is scaled by 1 + `content_change`, positions by `position_gain`: zero is neutral for both, so that weight
+    decay pulls that way and not towards a layer without content.
     """
 
     def __init__(self, shape: ModelShape, options: DebertaOptions) -> None:
         super().__init__()
         self.options = options
-        self.content_scale = nn.Parameter(torch.empty(shape.num_heads))
+        self.content_change = nn.Parameter(torch.empty(shape.num_heads))
         self.position_gain = nn.Parameter(torch.empty(shape.num_heads))
         if not options.share_projections:
             width = shape.num_heads * shape.head_size
             if "c2p" in options.terms:
-                self.key = nn.Parameter(torch.empty(width, shape.hidden_size))
+                self.key_projection = nn.Parameter(torch.empty(width, shape.hidden_size))
             if "p2c" in options.terms:
-                self.query = nn.Parameter(torch.empty(width, shape.hidden_size))
+                self.query_projection = nn.Parameter(torch.empty(width, shape.hidden_size))
                 self.query_bias = nn.Parameter(torch.empty(width))
 
     def reset_parameters(self) -> None:
         paper = self.options.init == "paper"
-        init.constant_(self.content_scale, (1 + len(self.options.terms)) ** -0.5 if paper else 1.0)
+        init.constant_(self.content_change, (1 + len(self.options.terms)) ** -0.5 - 1 if paper else 0.0)
         init.constant_(self.position_gain, 1.0 if paper else 0.0)
-        for name in ("key", "query"):
+        for name in ("key_projection", "query_projection"):
             if hasattr(self, name):
                 weight = getattr(self, name)
                 if paper:
@@ -101,8 +100,8 @@ class Deberta(Scheme):
     paper = "He et al. 2021, https://arxiv.org/abs/2006.03654; v3: https://arxiv.org/abs/2111.09543"
     kind = Kind.CONTENT
     formula = "[q_i.k_j + q_i.K_delta + k_j.Q_delta] / sqrt(d (1 + terms)), K and Q of a table by delta = i - j"
-    cost = "a table for all layers; queries x rows and keys x rows a layer, and two gathers"
-    neutral = "`position_gain` is 0; `content_scale` is 1, where the paper has 1 / sqrt(1 + terms)"
+    cost = "a table for all layers, two numbers a head and layer, v1's projections; queries and keys x rows, gathers"
+    neutral = "`position_gain` and `content_change` are 0; the papers have neither: 1 and 1 / sqrt(1 + terms) - 1 there"
     extends = True
     Options = DebertaOptions
     options: DebertaOptions
@@ -117,7 +116,7 @@ class Deberta(Scheme):
         self.span = options.buckets or options.max_distance
         self.table = nn.Parameter(torch.empty(2 * self.span, shape.hidden_size))
         if options.norm:
-            self.norm_weight, self.norm_bias = (nn.Parameter(torch.empty(shape.hidden_size)) for _ in range(2))
+            self.norm = nn.LayerNorm(shape.hidden_size, eps=NORM_EPSILON)
 
     def layer_part(self) -> LayerScales:
         return LayerScales(self.shape, self.options)
@@ -128,9 +127,6 @@ class Deberta(Scheme):
         else:  # a table that tells distances apart, so that there is something to learn from
             places = torch.arange(-self.span, self.span)
             init.copy_(self.table, sinusoids(places, self.shape.hidden_size, BASE, "halves", torch.float32))
-        if self.options.norm:
-            init.ones_(self.norm_weight)
-            init.zeros_(self.norm_bias)
 
     def prepare(self, positions: Positions) -> torch.Tensor:
         relative = -positions.distances
@@ -140,23 +136,21 @@ class Deberta(Scheme):
 
     def content_scale(self, part: Part | None) -> torch.Tensor:
         assert part is not None
-        return part()["content_scale"]
+        return 1 + part()["content_change"]
 
     def score(self, prepared: torch.Tensor, part: Part | None, content: Content) -> list[Term]:
         assert part is not None
         own, options = part(), self.options
-        table: torch.Tensor = self.table
-        if options.norm:
-            table = nn.functional.layer_norm(table, table.shape[-1:], self.norm_weight, self.norm_bias, NORM_EPSILON)
+        table = self.norm(self.table) if options.norm else self.table
         if options.share_projections:
             queries, keys = content.project(table)
         else:
             heads = (self.shape.num_heads, self.shape.head_size)
             linear = nn.functional.linear
             if "c2p" in options.terms:
-                keys = linear(table, own["key"]).unflatten(-1, heads).transpose(0, 1)
+                keys = linear(table, own["key_projection"]).unflatten(-1, heads).transpose(0, 1)
             if "p2c" in options.terms:
-                queries = linear(table, own["query"], own["query_bias"]).unflatten(-1, heads).transpose(0, 1)
+                queries = linear(table, own["query_projection"], own["query_bias"]).unflatten(-1, heads).transpose(0, 1)
         scale = own["position_gain"][:, None, None] * (content.scaling / math.sqrt(1 + len(options.terms)))
         terms: list[Term] = []
         if "c2p" in options.terms:

@@ -6,14 +6,14 @@ import dataclasses
 
 import torch
 
-from ..mixing import FixedMixOptions, InputScheme
+from ..mixing import InputScheme, MixOptions
 from ..options import at_least, option
 from ..projection import orthogonal_rows, pick_waves
 from ..scheme import Kind, ModelShape, Positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExponentialOptions(FixedMixOptions):
+class ExponentialOptions(MixOptions):
     rates: int = option(
         8, "how many: the slowest fades over all of max_positions, the fastest over one position", at_least(1)
     )
@@ -30,7 +30,7 @@ class Exponential(InputScheme):
     kind = Kind.INPUT
     formula = "x_i + sum_k exp(-n^(k / (rates - 1)) i / n) w_k, w_k orthonormal"
     cost = "no parameters; one table a forward"
-    neutral = 'no parameters but a mix\'s: `init` = "neutral" silences the position there'
+    neutral = 'no parameters but a mix\'s, which leaves the position out under `mix_init` = "neutral"'
     extends = True
     Options = ExponentialOptions
     options: ExponentialOptions
@@ -46,7 +46,7 @@ class Exponential(InputScheme):
         self.waves = pick_waves(options.rates, self.position_size)
 
     def vectors(self, positions: Positions) -> torch.Tensor:
-        places = positions.queries_BQ.to(positions.dtype).unsqueeze(-1) / self.max_positions
+        places = positions.queries_BQ.clamp(min=0).to(positions.dtype).unsqueeze(-1) / self.max_positions
         steps = torch.arange(self.options.rates, device=places.device, dtype=places.dtype)
         rates = self.max_positions ** (steps / max(self.options.rates - 1, 1))
         values = torch.exp(-rates * places)

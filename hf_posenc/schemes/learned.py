@@ -149,4 +149,4 @@ class Learned(InputScheme):
         if self.shape.table_size is not None:
             more = 'stretch the table with position_scheme={{"type": "learned", "max_positions": {length}, "extend": '
             more += '"interpolate"}}'
-        refuse_past_the_table(positions, self.max_positions, more)
+        refuse_past_the_table("learned", positions, self.max_positions, more)

@@ -6,14 +6,14 @@ import dataclasses
 
 import torch
 
-from ..mixing import FixedMixOptions, InputScheme
+from ..mixing import InputScheme, MixOptions
 from ..options import at_least, option
 from ..projection import orthogonal_rows, pick_waves
 from ..scheme import Kind, ModelShape, Positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PolynomialOptions(FixedMixOptions):
+class PolynomialOptions(MixOptions):
     degree: int = option(3, "the highest power of the position", at_least(1))
     max_positions: int | None = option(
         None, "where the range of the polynomials ends; None: the model's own length", at_least(2)
@@ -31,7 +31,7 @@ class Polynomial(InputScheme):
     kind = Kind.INPUT
     formula = "x_i + sum_k T_k(t_i) w_k, t_i = 2 min(i, n - 1) / (n - 1) - 1, T_k Chebyshev, w_k orthonormal"
     cost = "no parameters; one table a forward"
-    neutral = 'no parameters but a mix\'s: `init` = "neutral" silences the position there'
+    neutral = 'no parameters but a mix\'s, which leaves the position out under `mix_init` = "neutral"'
     extends = True
     Options = PolynomialOptions
     options: PolynomialOptions
@@ -47,7 +47,7 @@ class Polynomial(InputScheme):
         self.waves = pick_waves(options.degree, self.position_size)
 
     def vectors(self, positions: Positions) -> torch.Tensor:
-        places = positions.queries_BQ.clamp(max=self.max_positions - 1).to(positions.dtype)
+        places = positions.queries_BQ.clamp(min=0, max=self.max_positions - 1).to(positions.dtype)
         argument = 2 * places / (self.max_positions - 1) - 1
         powers = [torch.ones_like(argument), argument]
         for _ in range(self.options.degree - 1):

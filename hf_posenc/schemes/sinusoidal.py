@@ -7,14 +7,14 @@ from typing import Literal
 
 import torch
 
-from ..mixing import FixedMixOptions, InputScheme
+from ..mixing import InputScheme, MixOptions
 from ..options import option
 from ..scheme import Kind, Positions
 from ..sinusoids import BASE, sinusoids
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SinusoidalOptions(FixedMixOptions):
+class SinusoidalOptions(MixOptions):
     base: float = option(
         BASE,
         "longest wavelength over 2 pi",
@@ -33,7 +33,7 @@ class Sinusoidal(InputScheme):
     kind = Kind.INPUT
     formula = "x_i + [sin(i / base^(2k/E)), cos(i / base^(2k/E))]"
     cost = "no parameters; one table a forward"
-    neutral = 'no parameters but a mix\'s: `init` = "neutral" silences the position there'
+    neutral = 'no parameters but a mix\'s, which leaves the position out under `mix_init` = "neutral"'
     extends = True
     Options = SinusoidalOptions
     options: SinusoidalOptions

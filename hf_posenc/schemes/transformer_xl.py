@@ -60,7 +60,7 @@ class TransformerXL(Scheme):
     kind = Kind.CONTENT
     formula = "[(q_i + u).k_j + (q_i + v).W R_(i-j)] / sqrt(d), R sinusoids, all sines first"
     cost = "a projection and two vectors a head a layer; queries x distances"
-    neutral = "`projection`, `u` and `v` are 0"
+    neutral = "`key_projection`, `u` and `v` are 0"
     extends = True
     needs_key_positions = True
     Options = TransformerXLOptions
@@ -77,7 +77,7 @@ class TransformerXL(Scheme):
         shape = self.shape
         projection = (shape.num_heads * shape.head_size, shape.hidden_size)
         own = {} if self.options.shared_bias else self._bias_shapes()
-        return Parameters(self.options.init, projection=projection, **own)
+        return Parameters(self.options.init, key_projection=projection, **own)
 
     def prepare(self, positions: Positions) -> Prepared:
         width, dtype = self.shape.hidden_size, positions.dtype
@@ -93,7 +93,7 @@ class TransformerXL(Scheme):
         own = part()
         biases = self.biases() if self.biases is not None else own
         heads, scaling = self.shape.num_heads, content.scaling
-        projection_HDE = own["projection"].unflatten(0, (heads, -1)) * scaling
+        projection_HDE = own["key_projection"].unflatten(0, (heads, -1)) * scaling
         u_HD, v_HD = biases["u"] * scaling, biases["v"]
         terms: list[Term] = [torch.einsum("hd,bhkd->bhk", u_HD.to(content.key_BHKD), content.key_BHKD).unsqueeze(2)]
         if prepared.sinusoids_LE is not None:

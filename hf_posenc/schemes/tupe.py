@@ -18,6 +18,7 @@ from ..terms import DistanceBias, Separable, Term
 
 NORM_EPSILON, SPREAD = 1e-5, 0.02
 """Of the norm on positions and of the paper's initialisation."""
+TRAIN_LONGER = 'train a longer table: "max_positions": {length}'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,17 +32,25 @@ class TupeOptions(Options):
         "neutral", "content as it was and positions silent, or the paper's scale and parameters at random"
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.relative and (self.num_buckets, self.max_distance) != (32, 128):
+            raise ValueError('num_buckets and max_distance are of the relative bias: add "relative": true')
+
 
 class ContentScale(LayerParameters):
-    """How much a layer's content counts. Neutral: 1, as before; the paper: 1 / sqrt(2), as much as positions do."""
+    """How much a layer's content counts: 1 + `content_change`. Neutral: as before; the paper: as much as positions do.
+
+    Zero is neutral, so that weight decay pulls that way and not towards a layer without content.
+    """
 
     def __init__(self, num_heads: int, start: str) -> None:
         super().__init__()
         self.start = start
-        self.content_scale = nn.Parameter(torch.empty(num_heads))
+        self.content_change = nn.Parameter(torch.empty(num_heads))
 
     def reset_parameters(self) -> None:
-        init.constant_(self.content_scale, 2**-0.5 if self.start == "paper" else 1.0)
+        init.constant_(self.content_change, 2**-0.5 - 1 if self.start == "paper" else 0.0)
 
 
 class Prepared(NamedTuple):
@@ -51,21 +60,23 @@ class Prepared(NamedTuple):
     keys_BK: torch.Tensor
     buckets: torch.Tensor | None
     dtype: torch.dtype
+    sides: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Queries and keys of the positions, where there is no gradient: with one, checkpointing needs them in a layer."""
 
 
 class Tupe(Scheme):
     """Positions have queries and keys of their own, the same in all layers, and meet apart from the content.
 
     [q . k + (p_i U_Q) . (p_j U_K)] / sqrt(2 d), with a norm of its own on p; under init = "neutral" content keeps its
-    old scale. Neutral: `queries`, the bias of buckets and the numbers of [CLS] are zero.
+    old scale. Neutral: `query_projection`, the bias of buckets and the numbers of [CLS] are zero.
     """
 
     name = "tupe"
     paper = "Ke et al. 2021, https://arxiv.org/abs/2006.15595"
     kind = Kind.CONTENT
     formula = "[q_i.k_j + (p_i U_Q).(p_j U_K)] / sqrt(2 d) + b_h[bucket(r)]"
-    cost = "a table and two projections for all layers; a product of positions a layer"
-    neutral = "`queries`, `bias.weight`, `cls_row`, `cls_column` are 0; `content_scale` is 1 (the paper: 1 / sqrt(2))"
+    cost = "a table and two projections for all layers, a number a head and layer; a product of positions a layer"
+    neutral = "`query_projection`, `bias.weight`, `cls_row`, `cls_column` and `content_change` (not in the paper) are 0"
     extends = False
     needs_key_positions = True
     Options = TupeOptions
@@ -75,8 +86,8 @@ class Tupe(Scheme):
         super().__init__(options, shape)
         width, self.max_positions = shape.hidden_size, options.max_positions or shape.max_positions
         self.table = nn.Parameter(torch.empty(self.max_positions, width))
-        self.norm_weight, self.norm_bias = (nn.Parameter(torch.empty(width)) for _ in range(2))
-        self.queries, self.keys = (
+        self.norm = nn.LayerNorm(width, eps=NORM_EPSILON)
+        self.query_projection, self.key_projection = (
             nn.Parameter(torch.empty(shape.num_heads * shape.head_size, width)) for _ in range(2)
         )
         self.bias = None
@@ -91,22 +102,20 @@ class Tupe(Scheme):
         return ContentScale(self.shape.num_heads, self.options.init)
 
     def reset_parameters(self) -> None:
-        init.ones_(self.norm_weight)
-        init.zeros_(self.norm_bias)
         if self.options.init == "paper":
-            for parameter in (self.table, self.queries, self.keys):
+            for parameter in (self.table, self.query_projection, self.key_projection):
                 init.normal_(parameter, std=SPREAD)
         else:  # positions and keys that tell places apart, so that there is something for the queries to learn from
             places = torch.arange(self.max_positions)
             init.copy_(self.table, sinusoids(places, self.shape.hidden_size, BASE, "halves", torch.float32))
-            init.copy_(self.keys, torch.eye(*self.keys.shape))
-            init.zeros_(self.queries)
+            init.copy_(self.key_projection, torch.eye(*self.key_projection.shape))
+            init.zeros_(self.query_projection)
         if self.options.untie_cls:
             init.zeros_(self.cls_row)
             init.zeros_(self.cls_column)
 
     def prepare(self, positions: Positions) -> Prepared:
-        refuse_past_the_table(positions, self.max_positions)
+        refuse_past_the_table("tupe", positions, self.max_positions, TRAIN_LONGER)
         assert positions.keys_BK is not None
         options, buckets = self.options, None
         if options.relative:
@@ -114,11 +123,12 @@ class Tupe(Scheme):
             buckets = distance_buckets(distances, options.num_buckets, options.max_distance, not self.shape.causal)
         # Padding and slots of a cache that are still empty stand nowhere: any row does for what nobody sees.
         keys_BK = positions.keys_BK.clamp(0, self.max_positions - 1)
-        return Prepared(positions.queries_BQ, keys_BK, buckets, positions.dtype)
+        prepared = Prepared(positions.queries_BQ, keys_BK, buckets, positions.dtype)
+        return prepared if torch.is_grad_enabled() else prepared._replace(sides=self._sides(prepared))
 
     def content_scale(self, part: Part | None) -> torch.Tensor:
         assert part is not None
-        return part()["content_scale"]
+        return 1 + part()["content_change"]
 
     def score(self, prepared: Prepared, part: Part | None, content: Content) -> Term | list[Term]:
         queries, keys = self._sides(prepared)
@@ -139,13 +149,17 @@ class Tupe(Scheme):
 
     def _sides(self, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys of the positions, (B or 1, H, Q or K, D), scaled."""
+        if prepared.sides is not None:
+            return prepared.sides
         dtype, heads = prepared.dtype, (self.shape.num_heads, self.shape.head_size)
-        norm = self.norm_weight.to(dtype), self.norm_bias.to(dtype)
-        table = nn.functional.layer_norm(self.table.to(dtype), self.table.shape[-1:], *norm, NORM_EPSILON)
 
         def side(places: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            rows = nn.functional.embedding(places, nn.functional.linear(table, weight.to(dtype)))
+            few = places.numel() < self.max_positions  # then only their rows are projected, else the table
+            rows = nn.functional.embedding(places, self.table) if few else self.table
+            rows = nn.functional.linear(self.norm(rows).to(dtype), weight.to(dtype))
+            rows = rows if few else nn.functional.embedding(places, rows)
             return rows.unflatten(-1, heads).transpose(1, 2)
 
         scale = (2 * self.shape.head_size) ** -0.5
-        return side(prepared.queries_BQ, self.queries) * scale, side(prepared.keys_BK, self.keys)
+        queries = side(prepared.queries_BQ, self.query_projection) * scale
+        return queries, side(prepared.keys_BK, self.key_projection)
