@@ -19,9 +19,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from .backends import flex, sdpa_strided, strided_bias_pays, weighted
-from .positions import self_attention_cache
+from .caches import self_attention_cache
+from .masks import masked, visible_pairs
 from .scheme import Content, Part, Positions, Scheme
-from .scores import added_up, by_slots, indices_BQK, masked, visible_pairs
+from .scores import added_up, by_slots, indices_BQK
 from .terms import Term
 
 NAME = "hf_posenc"
@@ -179,7 +180,8 @@ def positioned_attention(
         rows = scheme("value", prepared, part)
         indices = indices_BQK(rows, posenc, query.shape[2])[..., : key.shape[2]]
         extra.append((rows.rows_HRD, indices.to(query.device)))
-    return weighted(module, query, key, value, bias, extra, scaling=scaling, **kwargs)
+    output, weights = weighted(module, query, key, value, bias, extra, scaling=scaling, **kwargs)
+    return output, weights if backend == "eager" else None  # as sdpa does in layers where it is sdpa
 
 
 def _by_head(

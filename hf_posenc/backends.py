@@ -112,9 +112,9 @@ def weighted(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    logits = query.matmul(key.transpose(-1, -2)) * scaling + bias
-    wide = torch.promote_types(query.dtype, torch.float32)
-    weights = nn.functional.softmax(logits, dim=-1, dtype=wide)
+    wide = torch.promote_types(query.dtype, torch.float32)  # the lowest float16 and a logit would be -inf together
+    logits = (query * scaling).matmul(key.transpose(-1, -2)).to(wide) + bias
+    weights = nn.functional.softmax(logits, dim=-1)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     output_BHQD = weights.to(query.dtype).matmul(value)
     for rows_HRD, indices_BQK in extra:  # sums of many small weights: in the wide dtype

@@ -14,7 +14,9 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
-from .positions import Located, Order, document_starts, slots_of
+from .caches import slots_of
+from .documents import Order, document_starts
+from .positions import Located
 from .scheme import tracing
 
 FOREIGN_CACHE = (

@@ -13,6 +13,7 @@ from typing import Any
 from transformers.configuration_utils import PreTrainedConfig
 
 from .config import FRESH, LEGACY, VariantConfig
+from .grammar import parse
 
 FIELD = "position_embedding_type"
 RELATIVE_TYPES = ("relative_key", "relative_key_query")
@@ -25,11 +26,15 @@ class PositionEmbeddingType:
     def __get__(self, config: PreTrainedConfig | None, owner: type | None = None) -> Any:
         if config is None:
             return self
+        if isinstance(config, VariantConfig) and config.scheme_is_legacy:
+            return RELATIVE_TYPES[parse(config.position_scheme)[0].options.query_term]  # type: ignore[attr-defined]
         if FIELD not in config.__dict__:
             raise AttributeError(f"{type(config).__name__!r} object has no attribute {FIELD!r}")
         return config.__dict__[FIELD]
 
     def __set__(self, config: PreTrainedConfig, value: Any) -> None:
+        if isinstance(config, VariantConfig) and config.scheme_is_legacy and value not in RELATIVE_TYPES:
+            config.forget_scheme()  # someone wants it read as transformers 5 does
         own = isinstance(config, VariantConfig) or self is type(config).__dict__.get(FIELD)
         if value not in RELATIVE_TYPES or not own:
             config.__dict__[FIELD] = value

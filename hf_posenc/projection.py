@@ -1,4 +1,4 @@
-"""A fixed orthogonal matrix that takes a few functions of the position to the width of a model."""
+"""Fixed matrices: one that takes a few functions of the position to the width of a model, one to start from."""
 
 from __future__ import annotations
 
@@ -24,3 +24,14 @@ def orthogonal_rows(waves: list[int], width: int, device: torch.device, dtype: t
     places = torch.arange(width, device=device, dtype=dtype) + 0.5
     numbers = torch.tensor(waves, device=device, dtype=dtype)
     return torch.cos(torch.pi / width * numbers[:, None] * places) * (2 / width) ** 0.5
+
+
+def projected(values: torch.Tensor, waves: list[int], width: int) -> torch.Tensor:
+    """(..., one a wave) to (..., width). Not under autocast, which would make one of neighbouring positions."""
+    with torch.autocast(values.device.type, enabled=False):
+        return values @ orthogonal_rows(waves, width, values.device, values.dtype)
+
+
+def repeated_identity(rows: int, width: int) -> torch.Tensor:
+    """(rows, width): the identity, begun again where it ends, so that no row is zero."""
+    return torch.eye(width).repeat(-(-rows // width), 1)[:rows]

@@ -47,6 +47,10 @@ def plan(architecture: Architecture, config: Any) -> Plan:
         tuple(place for place, own in enumerate(layers) if layer in own) for layer in range(shape.num_layers)
     )
     keeps_table = any(scheme.keeps_table() for scheme in schemes)
+    if sum(scheme.keeps_table() for scheme in schemes) > 1:
+        raise ValueError(
+            "position_scheme names the type 'learned' twice, but the architecture has one table: once will do"
+        )
     holds_table = keeps_table and any(scheme.rewrites_words for scheme in schemes)
     return Plan(schemes, parts, active, keeps_table, holds_table, copy.deepcopy(config.position_scheme))
 

@@ -13,9 +13,10 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.attention import refuse_backend
+from hf_posenc.caches import annotate_cache, filled_caches, self_attention_cache
 from hf_posenc.config import VariantConfig, variant_config_class
 from hf_posenc.context import mean_of_words, remember_words
-from hf_posenc.positions import Located, Needs, annotate_cache, caches_of, locate, self_attention_cache, tokens_of
+from hf_posenc.positions import Located, Needs, locate, tokens_of
 from hf_posenc.scheme import Scheme
 
 from .architecture import Architecture
@@ -181,9 +182,10 @@ def _positioned_forward(stock_class: type[PreTrainedModel]) -> Any:
                 inputs[name] = inputs[name].flatten(0, len(shape) - 2)
         located = self.place(inputs)
         outputs = stock_forward(self, **inputs)
-        annotate_cache(outputs, located, any(scheme.depends_on_length for scheme in self.position_scheme))
-        if located.words_BQE is not None:
-            for cache in caches_of(outputs):
+        for cache in filled_caches(inputs.get("past_key_values"), outputs):
+            length_matters = any(scheme.depends_on_length for scheme in self.position_scheme)
+            annotate_cache(cache, located.positions, located.order, located.all_BK, length_matters)
+            if located.words_BQE is not None:
                 remember_words(cache, located.words_BQE, self.config.num_hidden_layers)
         return outputs if len(shape) == 2 else _unflattened(outputs, shape)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from cases import CASES, DECODERS, Case
+from cases import CASES, DECODERS, Case, pairs
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -261,8 +261,7 @@ def test_positions_act_in_self_attention_only(case: Case, stock_class: Any, back
             torch.testing.assert_close(torch.cat(steps, 1), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.scores], ids=lambda case: case.id)
-@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+@pairs(["bert", "gpt2", "llama"], [case for case in CASES if case.scores])
 def test_flash_refuses_a_score_term_by_name(case: Case, architecture: str) -> None:
     model = tiny.model(architecture, case.scheme, torch.float32)
     expected = model(tiny.tokens()).logits
@@ -274,6 +273,14 @@ def test_flash_refuses_a_score_term_by_name(case: Case, architecture: str) -> No
     config = tiny.config(architecture, position_scheme=case.scheme, attn_implementation="flash_attention_2")
     with pytest.raises(ValueError, match="cannot add the score term"):
         tiny.HEADS_OF[architecture](config)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+def test_flex_refuses_a_value_term_by_name(architecture: str) -> None:
+    model = tiny.model(architecture, "shaw", torch.float32)
+    with pytest.raises(ValueError, match=r"flex_attention.*cannot add the value term.*'shaw'.*'sdpa', 'eager'"):
+        model.set_attn_implementation("flex_attention")
+    tiny.model(architecture, {"type": "shaw", "values": False}).set_attn_implementation("flex_attention")
 
 
 def test_flash_gets_turned_queries_and_keys_and_the_real_config(monkeypatch: pytest.MonkeyPatch) -> None:

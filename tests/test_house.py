@@ -27,11 +27,12 @@ FLOORS = [
     ["patches.architecture", "config"],
     ["grammar", "attention", "context"],
     ["positions", "backends"],
-    ["scores", "schemes"],
+    ["caches", "scores", "schemes"],
+    ["documents"],
     ["schemes.*"],
     ["catalogue", "mixing", "buckets", "tables"],
     ["scheme"],
-    ["options", "names", "rotation", "terms", "sinusoids", "projection"],
+    ["options", "names", "rotation", "terms", "sinusoids", "projection", "masks"],
 ]
 
 
@@ -104,7 +105,10 @@ def test_scheme_files_import_no_sibling_and_no_architecture() -> None:
 def test_patches_and_attention_name_no_scheme() -> None:
     for path in [
         *(ROOT / "patches").glob("*.py"),
-        *(ROOT / f"{name}.py" for name in ("attention", "backends", "scores", "positions")),
+        *(
+            ROOT / f"{name}.py"
+            for name in ("attention", "backends", "scores", "positions", "caches", "documents", "masks")
+        ),
     ]:
         text = path.read_text()
         assert not [name for name in REGISTER if f'"{name}"' in text], path

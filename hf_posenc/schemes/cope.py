@@ -68,6 +68,7 @@ class Cope(Scheme):
         counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.options.max_positions - 1)
         below = counts.floor()
         by_count_BHQP = query.matmul(part()["table"].to(query).transpose(0, 1)).to(prepared)
-        low, high = (by_count_BHQP.gather(-1, whole.long()) for whole in (below, counts.ceil()))
+        last = self.options.max_positions - 1  # NaN, as a number, is no row
+        low, high = (by_count_BHQP.gather(-1, whole.long().clamp(0, last)) for whole in (below, counts.ceil()))
         share = counts - below
         return high * share + low * (1 - share)

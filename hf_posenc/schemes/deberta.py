@@ -11,6 +11,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..options import Options, at_least, option
+from ..projection import repeated_identity
 from ..scheme import Content, Kind, LayerParameters, ModelShape, Part, Positions, Scheme
 from ..sinusoids import BASE, sinusoids
 from ..terms import DistanceRows, KeyTerm, QueryTerm, Term
@@ -84,7 +85,7 @@ class LayerScales(LayerParameters):
                 if paper:
                     init.normal_(weight, std=SPREAD)
                 else:
-                    init.copy_(weight, torch.eye(*weight.shape))
+                    init.copy_(weight, repeated_identity(*weight.shape))
         if hasattr(self, "query_bias"):
             init.zeros_(self.query_bias)
 

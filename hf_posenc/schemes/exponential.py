@@ -8,7 +8,7 @@ import torch
 
 from ..mixing import InputScheme, MixOptions
 from ..options import at_least, option
-from ..projection import orthogonal_rows, pick_waves
+from ..projection import pick_waves, projected
 from ..scheme import Kind, ModelShape, Positions
 
 
@@ -50,4 +50,4 @@ class Exponential(InputScheme):
         steps = torch.arange(self.options.rates, device=places.device, dtype=places.dtype)
         rates = self.max_positions ** (steps / max(self.options.rates - 1, 1))
         values = torch.exp(-rates * places)
-        return values @ orthogonal_rows(self.waves, self.position_size, values.device, values.dtype)
+        return projected(values, self.waves, self.position_size)

@@ -8,7 +8,7 @@ import torch
 
 from ..mixing import InputScheme, MixOptions
 from ..options import at_least, option
-from ..projection import orthogonal_rows, pick_waves
+from ..projection import pick_waves, projected
 from ..scheme import Kind, ModelShape, Positions
 
 
@@ -53,4 +53,4 @@ class Polynomial(InputScheme):
         for _ in range(self.options.degree - 1):
             powers.append(2 * argument * powers[-1] - powers[-2])
         values = torch.stack(powers[1:], dim=-1)  # the constant says nothing about the position
-        return values @ orthogonal_rows(self.waves, self.position_size, values.device, values.dtype)
+        return projected(values, self.waves, self.position_size)

@@ -11,6 +11,7 @@ from transformers import initialization as init
 
 from ..buckets import BucketTable, distance_buckets, refuse_buckets
 from ..options import Options, at_least, option
+from ..projection import repeated_identity
 from ..scheme import Content, Kind, LayerParameters, ModelShape, Part, Positions, Scheme
 from ..sinusoids import BASE, sinusoids
 from ..tables import refuse_past_the_table
@@ -108,7 +109,7 @@ class Tupe(Scheme):
         else:  # positions and keys that tell places apart, so that there is something for the queries to learn from
             places = torch.arange(self.max_positions)
             init.copy_(self.table, sinusoids(places, self.shape.hidden_size, BASE, "halves", torch.float32))
-            init.copy_(self.key_projection, torch.eye(*self.key_projection.shape))
+            init.copy_(self.key_projection, repeated_identity(*self.key_projection.shape))
             init.zeros_(self.query_projection)
         if self.options.untie_cls:
             init.zeros_(self.cls_row)
