@@ -19,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 from transformers.models.llama import modeling_llama
+from transformers.models.roformer.modeling_roformer import RoFormerSinusoidalPositionalEmbedding
 from transformers.models.t5.configuration_t5 import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -74,6 +75,10 @@ def distilbert_table(length: int) -> torch.Tensor:
     table = torch.empty(length, tiny.WIDTH)
     create_sinusoidal_embeddings(n_pos=length, dim=tiny.WIDTH, out=table)
     return table.detach().to(torch.float64)
+
+
+def roformer_table(length: int) -> torch.Tensor:
+    return RoFormerSinusoidalPositionalEmbedding(length, tiny.WIDTH).create_weight().to(torch.float64)
 
 
 Turn = Callable[[torch.Tensor], torch.Tensor]

@@ -74,13 +74,14 @@ def test_t5_buckets_equal_t5_own_at_every_distance(bidirectional: bool, buckets:
 
 
 @by_architecture
-def test_sinusoidal_equals_stock_with_distilbert_table(architecture: str) -> None:
-    ids, table = tiny.tokens(2, LENGTH), oracles.distilbert_table(tiny.TRAINED_LENGTH)
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_sinusoidal_equals_stock_with_the_table_of_distilbert_or_roformer(architecture: str, layout: str) -> None:
+    make_table = oracles.distilbert_table if layout == "interleaved" else oracles.roformer_table
+    ids, table = tiny.tokens(2, LENGTH), make_table(tiny.TRAINED_LENGTH)
     stock, expected = oracles.embedded(architecture, ids, table)
-    # DistilBERT rounds its table to float32; ours is float64 in a float64 model.
-    compare(
-        architecture, tiny.model(architecture, "sinusoidal"), stock, expected, ids, max(tolerance(architecture), 2e-6)
-    )
+    # Both round their table to float32; ours is float64 in a float64 model.
+    model = tiny.model(architecture, {"type": "sinusoidal", "layout": layout})
+    compare(architecture, model, stock, expected, ids, max(tolerance(architecture), 2e-6))
     _, perturbed = oracles.embedded(architecture, ids, table * 1.01)
     assert (perturbed - expected).abs().max() > 1e-4
 
