@@ -18,12 +18,20 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
-from .backends import flex, sdpa_strided, strided_bias_pays, weighted
+from .backends import (
+    by_heads_pays,
+    flex,
+    sdpa_by_heads,
+    sdpa_strided,
+    sdpa_strided_by_rows,
+    strided_bias_pays,
+    weighted,
+)
 from .caches import self_attention_cache
 from .masks import masked, visible_pairs
 from .scheme import Content, Part, Positions, Scheme
-from .scores import added_up, by_slots, indices_BQK
-from .terms import Term
+from .scores import added_up, by_slots, indices_BQK, of_heads
+from .terms import DistanceBias, Term
 
 NAME = "hf_posenc"
 CAN_ADD_SCORES = ("sdpa", "eager", "flex_attention")
@@ -161,18 +169,35 @@ def positioned_attention(
         terms.extend(found if isinstance(found, list) else [found])
     for scheme, _, part in schemes_at("content_scale", module, posenc):
         query = query * scheme("content_scale", part).to(query)[:, None, None]
-    values = added_up(terms, posenc, content) if terms else query.new_zeros(1, 1, query.shape[2], key.shape[2])
     empty = key.shape[2] - query.shape[2] if causal else 0  # slots of a static cache that a first call leaves empty
     if empty:
         key, value = key[:, :, :-empty], value[:, :, :-empty]
+
+    def bias_of(heads: slice | None) -> torch.Tensor:
+        some = terms if heads is None else [of_heads(term, heads) for term in terms]
+        values = added_up(some, posenc, content if heads is None else content.of_heads(heads))
         values = values[..., : values.shape[-1] - empty]
-    by_distance = values.dim() == 2
+        bias = by_slots(values, query.shape[2], key.shape[2]) if values.dim() == 2 else values
+        return masked(bias.to(query.dtype), attention_mask, causal)
+
+    by_distance = posenc.uniform and bool(terms) and all(isinstance(term, DistanceBias) for term in terms)
     if backend == "flex_attention":
+        values = added_up(terms, posenc, content)
+        values = values[..., : values.shape[-1] - empty]
         return flex(module, query, key, value, attention_mask, values, scaling=scaling, **kwargs)
-    if backend == "sdpa" and attention_mask is None and by_distance and not valuing and strided_bias_pays(query):
-        return sdpa_strided(stock, module, query, key, value, values, causal, scaling=scaling, **kwargs)
-    bias = by_slots(values, query.shape[2], key.shape[2]) if by_distance else values
-    bias = masked(bias.to(query.dtype), attention_mask, causal)
+    if backend == "sdpa" and not valuing:
+        readable = attention_mask is None or posenc.spans is not None
+        if by_distance and readable and strided_bias_pays(query):
+            values = added_up(terms, posenc, content)
+            values = values[..., : values.shape[-1] - empty]
+            inputs = (stock, module, query, key, value, values)
+            if attention_mask is None:
+                return sdpa_strided(*inputs, causal, scaling=scaling, **kwargs)
+            assert posenc.spans is not None
+            return sdpa_strided_by_rows(*inputs, posenc.causal, posenc.spans, scaling=scaling, **kwargs)
+        if by_heads_pays(query, key, value):
+            return sdpa_by_heads(stock, module, query, key, value, bias_of, scaling=scaling, **kwargs)
+    bias = bias_of(None)
     if not valuing:
         return stock(module, query, key, value, bias, scaling=scaling, **kwargs)
     extra = []

@@ -45,6 +45,63 @@ def sdpa_strided(
     return output_BQHD.flip(1), weights
 
 
+def sdpa_strided_by_rows(
+    stock: Callable[..., Any],
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    values_HL: torch.Tensor,
+    causal: bool,
+    spans: tuple[tuple[int, int], ...],
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """`sdpa_strided` on what is not padding of each row: rows of equal padding together, and no mask at all.
+
+    A mask of keys is no function of the distance. But without its padding, each row is a plain input.
+    """
+    length = query.shape[2]
+    outputs: list[torch.Tensor | None] = [None] * len(spans)
+    for start, stop in dict.fromkeys(spans):
+        rows = [row for row, span in enumerate(spans) if span == (start, stop)]
+        inside = slice(start, stop)
+        own = values_HL[:, length - (stop - start) : length - 1 + (stop - start)]
+        q, k, v = (states[rows][:, :, inside] for states in (query, key, value))
+        output_BQHD = q.transpose(1, 2)
+        if start < stop:  # a row may be nothing but padding
+            output_BQHD, _ = sdpa_strided(stock, module, q, k, v, own, causal, **kwargs)
+        padded = nn.functional.pad(output_BQHD, (0, 0, 0, 0, start, length - stop))
+        for row, output in zip(rows, padded, strict=True):
+            outputs[row] = output
+    return torch.stack(outputs), None  # type: ignore[arg-type]
+
+
+def by_heads_pays(*tensors: torch.Tensor) -> bool:
+    """On a CPU the bias of one head fits a cache where those of all do not. Gradients would keep them all anyway."""
+    query = tensors[0]
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return query.device.type == "cpu" and query.shape[2] > 1 and not tracing() and not wanted
+
+
+def sdpa_by_heads(
+    stock: Callable[..., Any],
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias_of: Callable[[slice], torch.Tensor],
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """SDPA for one head after the other, or a group of heads that share a key, with no more of the bias than theirs."""
+    shared = query.shape[1] // key.shape[1]
+    outputs = []
+    for group in range(key.shape[1]):
+        heads, own = slice(group * shared, (group + 1) * shared), slice(group, group + 1)
+        output, _ = stock(module, query[:, heads], key[:, own], value[:, own], bias_of(heads), **kwargs)
+        outputs.append(output)
+    return torch.cat(outputs, dim=2), None
+
+
 def flex(
     module: nn.Module,
     query: torch.Tensor,

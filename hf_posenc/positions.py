@@ -21,7 +21,7 @@ from .caches import (
 )
 from .documents import Order, separate, survey
 from .masks import shown
-from .scheme import Positions
+from .scheme import Positions, tracing
 
 
 @dataclasses.dataclass
@@ -106,6 +106,9 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
         dtype=torch.float64 if dtype == torch.float64 else torch.float32,
         keys_BK=keys_BK,
     )
+    positions.causal = causal
+    if padding is not None and order is Order.STEADY and first_call and needs.distances:
+        positions.spans = _spans(padding)
     everything = all_positions(cache, queries_BQ.expand(rows, -1), seen) if needs.distances else None
     return Located(positions, mask, order, seen, visible_BK, pairs, everything)
 
@@ -113,6 +116,16 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
 def tokens_of(inputs: dict[str, Any]) -> torch.Tensor:
     """Something with the shape of the token ids, also where embeddings were passed instead."""
     return inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"][..., 0]
+
+
+def _spans(padding: torch.Tensor) -> tuple[tuple[int, int], ...] | None:
+    """Where the tokens of each row begin and end; None if there are holes between them. Read on a CPU only."""
+    if tracing() or padding.device.type != "cpu":
+        return None
+    counts = padding.sum(-1).tolist()
+    starts = [start if count else 0 for start, count in zip(padding.int().argmax(-1).tolist(), counts, strict=True)]
+    spans = tuple((start, start + count) for start, count in zip(starts, counts, strict=True))
+    return spans if all(row[start:stop].all() for row, (start, stop) in zip(padding, spans, strict=True)) else None
 
 
 def _leading_padding(padding: torch.Tensor) -> torch.Tensor:

@@ -87,6 +87,11 @@ class Positions:
         """The positions of all keys, where a scheme asks for them (`needs_key_positions`)."""
         self.table: nn.Module | None = None
         """The architecture's own position table, where it is left to a scheme to read it and put it in."""
+        self.spans: tuple[tuple[int, int], ...] | None = None
+        """For each row the slots from its first token to behind its last, where the mask is padding at the ends only
+        and that could be read; None otherwise."""
+        self.causal = False
+        """Whether queries see no key ahead, where no mask says otherwise."""
         self.context_BQE: torch.Tensor | None = None
         """The mean of the words that a query may know of, where a scheme asks for it (`needs_context`)."""
         self.prepared: list[Any] = []
@@ -146,6 +151,19 @@ class Content:
         self.project = project
         """Sends states, (R, E), through the layer's own query and key projections: two of (H, R, D)."""
         self._key_BGKD = key_BGKD
+
+    def of_heads(self, heads: slice) -> Content:
+        """The same for some of the heads: whole groups that share a key, one or several."""
+        shared = self.query_BHQD.shape[1] // self._key_BGKD.shape[1]
+        groups = slice(heads.start // shared, heads.stop // shared)
+        return Content(
+            self.query_BHQD[:, heads],
+            self.turned_BHQD[:, heads],
+            self._key_BGKD[:, groups],
+            self.scaling,
+            self.visible,
+            self.project,
+        )
 
     @property
     def key_BHKD(self) -> torch.Tensor:

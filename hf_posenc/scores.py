@@ -9,16 +9,34 @@ from functools import reduce
 
 import torch
 
+from .bands import products_by_distance, products_of_keys_by_distance
 from .scheme import Content, Positions, tracing
 from .terms import DistanceBias, DistanceRows, KeyTerm, QueryTerm, Separable, Term
 
 
 def added_up(terms: list[Term], posenc: Positions, content: Content) -> torch.Tensor:
     """The sum of all terms: (H, L) by distance if that says it all, else (B or 1, H, Q, K)."""
+    if not terms:
+        return content.query_BHQD.new_zeros(1, 1, content.query_BHQD.shape[2], posenc.key_length)
     if posenc.uniform and all(isinstance(term, DistanceBias) for term in terms):
         return reduce(torch.add, [term.values.to(content.query_BHQD.device) for term in terms])  # type: ignore
     whole = reduce(torch.add, [written_out(term, posenc, content) for term in terms])
     return whole.expand(-1, -1, content.query_BHQD.shape[2], -1)
+
+
+def of_heads(term: Term, heads: slice) -> Term:
+    """A term of some of the heads only. What all heads share has one head, and stays."""
+
+    def some(tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        return tensor if tensor.shape[axis] == 1 else tensor.movedim(axis, 0)[heads].movedim(0, axis)
+
+    if isinstance(term, DistanceBias):
+        return DistanceBias(some(term.values, 0))
+    if isinstance(term, (QueryTerm, KeyTerm)):
+        return type(term)(DistanceRows(some(term.of.rows_HRD, 0), term.of.index))
+    if isinstance(term, Separable):
+        return Separable(some(term.queries, 1), some(term.keys, 1))
+    return some(term, 1)
 
 
 def written_out(term: Term, posenc: Positions, content: Content) -> torch.Tensor:
@@ -28,26 +46,33 @@ def written_out(term: Term, posenc: Positions, content: Content) -> torch.Tensor
     if isinstance(term, DistanceBias):
         values = term.values.to(device)
         return by_slots(values, query_BHQD.shape[2], posenc.key_length) if posenc.uniform else values.transpose(0, 1)
-    if isinstance(term, QueryTerm):
-        by_row_BHQR = query_BHQD.matmul(_across(term.of, query_BHQD))
-        return by_row_BHQR.to(posenc.dtype).gather(-1, _indices(term.of, posenc, query_BHQD))
-    if isinstance(term, KeyTerm):
-        by_row_BHKR = content.key_BHKD.matmul(_across(term.of, query_BHQD))
-        by_row_BHKR = by_row_BHKR.to(posenc.dtype)  # all far keys share a row: its gradient is a long sum
-        return by_row_BHKR.gather(-1, _indices(term.of, posenc, query_BHQD).transpose(-1, -2)).transpose(-1, -2)
+    if isinstance(term, (QueryTerm, KeyTerm)):
+        banded = posenc.uniform and not tracing()  # a view of a symbolic length would fix the length
+        return (_by_bands if banded else _by_lookup)(term, posenc, content).to(posenc.dtype)
     if isinstance(term, Separable):
         return term.queries.to(device).matmul(term.keys.to(device).transpose(-1, -2))
     return term.to(device)
 
 
-def _across(rows: DistanceRows, like: torch.Tensor) -> torch.Tensor:
-    return rows.rows_HRD.to(like).transpose(-1, -2)
+def _by_bands(term: QueryTerm | KeyTerm, posenc: Positions, content: Content) -> torch.Tensor:
+    query_BHQD = content.query_BHQD
+    rows_HLD = term.of.rows_HRD.to(query_BHQD)[:, term.of.index.to(query_BHQD.device)]
+    if isinstance(term, QueryTerm):
+        return products_by_distance(query_BHQD, rows_HLD, posenc.key_length)
+    return products_of_keys_by_distance(content.key_BHKD, rows_HLD, query_BHQD.shape[2])
 
 
-def _indices(rows: DistanceRows, posenc: Positions, query_BHQD: torch.Tensor) -> torch.Tensor:
-    """(B, H, Q, K): the row of each pair of query and key; heads are a view."""
-    batch, heads, num_queries, _ = query_BHQD.shape
-    return indices_BQK(rows, posenc, num_queries).to(query_BHQD.device)[:, None].expand(batch, heads, -1, -1)
+def _by_lookup(term: QueryTerm | KeyTerm, posenc: Positions, content: Content) -> torch.Tensor:
+    """The general way: products with all rows, and then each pair's own."""
+    batch, heads, num_queries, _ = content.query_BHQD.shape
+    indices_BHQK = indices_BQK(term.of, posenc, num_queries).to(content.query_BHQD.device)[:, None]
+    indices_BHQK = indices_BHQK.expand(batch, heads, -1, -1)
+    across_HDR = term.of.rows_HRD.to(content.query_BHQD).transpose(-1, -2)
+    # All far keys share a row, whose gradient is a long sum: wide before it is looked up.
+    if isinstance(term, QueryTerm):
+        return content.query_BHQD.matmul(across_HDR).to(posenc.dtype).gather(-1, indices_BHQK)
+    by_row_BHKR = content.key_BHKD.matmul(across_HDR).to(posenc.dtype)
+    return by_row_BHKR.gather(-1, indices_BHQK.transpose(-1, -2)).transpose(-1, -2)
 
 
 def indices_BQK(rows: DistanceRows, posenc: Positions, num_queries: int) -> torch.Tensor:

@@ -32,7 +32,7 @@ FLOORS = [
     ["schemes.*"],
     ["catalogue", "mixing", "buckets", "tables"],
     ["scheme"],
-    ["options", "names", "rotation", "terms", "sinusoids", "projection", "masks"],
+    ["options", "names", "rotation", "terms", "sinusoids", "projection", "masks", "bands"],
 ]
 
 
@@ -107,7 +107,7 @@ def test_patches_and_attention_name_no_scheme() -> None:
         *(ROOT / "patches").glob("*.py"),
         *(
             ROOT / f"{name}.py"
-            for name in ("attention", "backends", "scores", "positions", "caches", "documents", "masks")
+            for name in ("attention", "backends", "scores", "positions", "caches", "documents", "masks", "bands")
         ),
     ]:
         text = path.read_text()

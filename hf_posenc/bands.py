@@ -1,0 +1,39 @@
+"""Products with a vector for each distance, laid out by query and key without looking anything up.
+
+For a run of m queries and all keys, K + m - 1 distances occur. The products of the run with their rows are a block in
+which each query's keys lie one column further left than the last query's: reading it with a row stride of one less
+puts them in place. That is a view, where gathering them would be a slow walk through memory.
+
+Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K - 1 distances.
+"""
+
+from __future__ import annotations
+
+import torch
+
+RUN = 128
+"""Queries at a time: few enough that a block is little wider than the keys, enough that its product is a good one."""
+
+
+def products_by_distance(states_BHQD: torch.Tensor, rows_HLD: torch.Tensor, num_keys: int) -> torch.Tensor:
+    """(B, H, Q, K): at i, j the product of state i and row j - i + Q - 1. Rows are (H or 1, L, D)."""
+    num_queries = states_BHQD.shape[2]
+    across_HDL = rows_HLD.transpose(-1, -2)
+    runs = []
+    for start in range(0, num_queries, RUN):
+        run = states_BHQD[:, :, start : start + RUN]
+        length = run.shape[2]
+        width = num_keys + length - 1
+        first = num_queries - start - length
+        block = run.matmul(across_HDL[..., first : first + width]).contiguous()
+        size = (*block.shape[:2], length, num_keys)
+        strides = (*block.stride()[:2], width - 1, 1)
+        runs.append(block.as_strided(size, strides, block.storage_offset() + length - 1))
+    return runs[0] if len(runs) == 1 else torch.cat(runs, dim=2)
+
+
+def products_of_keys_by_distance(key_BHKD: torch.Tensor, rows_HLD: torch.Tensor, num_queries: int) -> torch.Tensor:
+    """(B, H, Q, K): at i, j the product of key j and row j - i + Q - 1."""
+    if num_queries == 1:  # each key meets one row
+        return (key_BHKD * rows_HLD).sum(-1).unsqueeze(2)
+    return products_by_distance(key_BHKD, rows_HLD.flip(1), num_queries).transpose(-1, -2)
