@@ -6,10 +6,16 @@ Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K 
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 import torch
 
-from .bands import products_by_distance, products_of_keys_by_distance
+from .bands import (
+    add_products_by_distance,
+    add_products_of_keys_by_distance,
+    products_by_distance,
+    products_of_keys_by_distance,
+)
 from .scheme import Content, Positions, tracing
 from .terms import DistanceBias, DistanceRows, KeyTerm, QueryTerm, Separable, Term
 
@@ -20,8 +26,27 @@ def added_up(terms: list[Term], posenc: Positions, content: Content) -> torch.Te
         return content.query_BHQD.new_zeros(1, 1, content.query_BHQD.shape[2], posenc.key_length)
     if posenc.uniform and all(isinstance(term, DistanceBias) for term in terms):
         return reduce(torch.add, [term.values.to(content.query_BHQD.device) for term in terms])  # type: ignore
-    whole = reduce(torch.add, [written_out(term, posenc, content) for term in terms])
-    return whole.expand(-1, -1, content.query_BHQD.shape[2], -1)
+    in_place = [] if torch.is_grad_enabled() or not _banded(posenc) else [term for term in terms if _is_product(term)]
+    rest = [written_out(term, posenc, content) for term in terms if not (in_place and _is_product(term))]
+    shape = (content.query_BHQD.shape[2], posenc.key_length)
+    whole = reduce(torch.add, rest).expand(-1, -1, *shape) if rest else None
+    if not in_place:
+        assert whole is not None
+        return whole
+    total = torch.zeros(*content.query_BHQD.shape[:2], *shape, dtype=posenc.dtype, device=content.query_BHQD.device)
+    if whole is not None:
+        total += whole
+    for term in in_place:
+        _add_by_bands(total, term, content)
+    return total
+
+
+def _is_product(term: Term) -> bool:
+    return isinstance(term, (QueryTerm, KeyTerm))
+
+
+def _banded(posenc: Positions) -> bool:
+    return posenc.uniform and not tracing()  # a view of a symbolic length would fix the length
 
 
 def of_heads(term: Term, heads: slice) -> Term:
@@ -47,16 +72,27 @@ def written_out(term: Term, posenc: Positions, content: Content) -> torch.Tensor
         values = term.values.to(device)
         return by_slots(values, query_BHQD.shape[2], posenc.key_length) if posenc.uniform else values.transpose(0, 1)
     if isinstance(term, (QueryTerm, KeyTerm)):
-        banded = posenc.uniform and not tracing()  # a view of a symbolic length would fix the length
-        return (_by_bands if banded else _by_lookup)(term, posenc, content).to(posenc.dtype)
+        return (_by_bands if _banded(posenc) else _by_lookup)(term, posenc, content).to(posenc.dtype)
     if isinstance(term, Separable):
         return term.queries.to(device).matmul(term.keys.to(device).transpose(-1, -2))
     return term.to(device)
 
 
+def _rows_by_distance(term: Any, content: Content) -> torch.Tensor:
+    """(H or 1, L, D): the table written out for every distance that occurs."""
+    return term.of.rows_HRD.to(content.query_BHQD)[:, term.of.index.to(content.query_BHQD.device)]
+
+
+def _add_by_bands(total_BHQK: torch.Tensor, term: Any, content: Content) -> None:
+    rows_HLD = _rows_by_distance(term, content)
+    if isinstance(term, QueryTerm):
+        add_products_by_distance(total_BHQK, content.query_BHQD, rows_HLD)
+    else:
+        add_products_of_keys_by_distance(total_BHQK, content.key_BHKD, rows_HLD)
+
+
 def _by_bands(term: QueryTerm | KeyTerm, posenc: Positions, content: Content) -> torch.Tensor:
-    query_BHQD = content.query_BHQD
-    rows_HLD = term.of.rows_HRD.to(query_BHQD)[:, term.of.index.to(query_BHQD.device)]
+    query_BHQD, rows_HLD = content.query_BHQD, _rows_by_distance(term, content)
     if isinstance(term, QueryTerm):
         return products_by_distance(query_BHQD, rows_HLD, posenc.key_length)
     return products_of_keys_by_distance(content.key_BHKD, rows_HLD, query_BHQD.shape[2])
