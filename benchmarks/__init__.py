@@ -1,0 +1,1 @@
+"""Benchmarks: ratios measured in one run, interleaved. Never tests: timings are noisy."""

@@ -30,7 +30,7 @@ SCHEMES: dict[str, Any] = {
 
 def model_of(scheme: Any, length: int, causal: bool) -> Any:
     """One layer, whose engine is what is measured; parameters at random, since a bias of zeros would be no test."""
-    common: dict[str, Any] = {"vocab_size": 8, "position_scheme": scheme}
+    common: dict[str, Any] = {"vocab_size": 8, "position_scheme": scheme, "bos_token_id": 1, "eos_token_id": 2}
     if causal:
         sizes = {"n_embd": WIDTH, "n_layer": 1, "n_head": HEADS, "n_positions": length, "n_inner": 8}
         model: Any = GPT2Model(GPT2Config(**common, **sizes))
