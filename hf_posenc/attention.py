@@ -18,19 +18,12 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
-from .backends import (
-    by_heads_pays,
-    flex,
-    sdpa_by_heads,
-    sdpa_strided,
-    sdpa_strided_by_rows,
-    strided_bias_pays,
-    weighted,
-)
+from .backends import by_heads_pays, flex, sdpa_by_heads, weighted
 from .caches import self_attention_cache
 from .masks import masked, visible_pairs
 from .scheme import Content, Part, Positions, Scheme
 from .scores import added_up, by_slots, indices_BQK, of_heads
+from .strided import sdpa_strided, sdpa_strided_by_rows, strided_bias_pays
 from .terms import DistanceBias, Term
 
 NAME = "hf_posenc"

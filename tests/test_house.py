@@ -26,7 +26,7 @@ FLOORS = [
     ["patches.bert", "patches.gpt2", "patches.llama", "patches.attach", "legacy"],
     ["patches.architecture", "config"],
     ["grammar", "attention", "context"],
-    ["positions", "backends"],
+    ["positions", "backends", "strided"],
     ["caches", "scores", "schemes"],
     ["documents"],
     ["schemes.*"],
@@ -103,13 +103,8 @@ def test_scheme_files_import_no_sibling_and_no_architecture() -> None:
 
 
 def test_patches_and_attention_name_no_scheme() -> None:
-    for path in [
-        *(ROOT / "patches").glob("*.py"),
-        *(
-            ROOT / f"{name}.py"
-            for name in ("attention", "backends", "scores", "positions", "caches", "documents", "masks", "bands")
-        ),
-    ]:
+    engine = "attention backends scores positions caches documents masks bands strided".split()
+    for path in [*(ROOT / "patches").glob("*.py"), *(ROOT / f"{name}.py" for name in engine)]:
         text = path.read_text()
         assert not [name for name in REGISTER if f'"{name}"' in text], path
         assert "from .schemes" not in text

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, StaticCache
 
-from hf_posenc import backends
+from hf_posenc import strided
 
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 by_pair, by_decoder_pair = pairs(ARCHITECTURES), pairs(DECODERS)
@@ -252,18 +252,18 @@ def test_gradients_of_eager_equal_sdpa(case: Case, architecture: str) -> None:
 def test_the_strided_bias_is_what_sdpa_runs_on(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two tests above would pass if the fast path were never taken. It is, and the order of its rows counts."""
     model, ids = tiny.model(architecture, "alibi"), tiny.tokens(2, 13)
-    expected, calls, view = logits(model, ids), [], backends.rows_by_falling_query
+    expected, calls, view = logits(model, ids), [], strided.rows_by_falling_query
 
     def watched(values: torch.Tensor, num_keys: int) -> torch.Tensor:
         rows = view(values, num_keys)
         calls.append(rows)
         return rows
 
-    monkeypatch.setattr(backends, "rows_by_falling_query", watched)
+    monkeypatch.setattr(strided, "rows_by_falling_query", watched)
     assert torch.equal(logits(model, ids), expected)
     assert len(calls) == tiny.LAYERS
     assert all(rows.stride()[-2:] == (1, 1) and rows.untyped_storage().size() == 8 * 4 * 25 for rows in calls)
-    monkeypatch.setattr(backends, "rows_by_falling_query", lambda values, keys: view(values, keys).flip(-2))
+    monkeypatch.setattr(strided, "rows_by_falling_query", lambda values, keys: view(values, keys).flip(-2))
     assert (logits(model, ids) - expected).abs().nan_to_num(1.0).max() > 1e-3
 
 

@@ -11,7 +11,7 @@ import torch
 from cases import ARCHITECTURES, CASES, Case, pairs
 from transformers import DynamicCache
 
-from hf_posenc import attention, backends, bands
+from hf_posenc import attention, bands, strided
 
 SCORING = [case for case in CASES if case.scores]
 by_pair = pairs(ARCHITECTURES, SCORING)
@@ -20,7 +20,7 @@ by_pair = pairs(ARCHITECTURES, SCORING)
 @pytest.fixture
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs so short that the inputs of these tests take several, the last of them not whole."""
-    monkeypatch.setattr(backends, "CAUSAL_RUN", 5)
+    monkeypatch.setattr(strided, "CAUSAL_RUN", 5)
     monkeypatch.setattr(bands, "RUN", 4)
 
 
