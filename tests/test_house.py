@@ -103,7 +103,7 @@ def test_scheme_files_import_no_sibling_and_no_architecture() -> None:
 
 
 def test_patches_and_attention_name_no_scheme() -> None:
-    engine = "attention backends scores positions caches documents masks bands strided".split()
+    engine = ["attention", "backends", "scores", "positions", "caches", "documents", "masks", "bands", "strided"]
     for path in [*(ROOT / "patches").glob("*.py"), *(ROOT / f"{name}.py" for name in engine)]:
         text = path.read_text()
         assert not [name for name in REGISTER if f'"{name}"' in text], path

@@ -123,3 +123,35 @@ def test_bands_put_each_product_at_its_distance() -> None:
         torch.testing.assert_close(total, found + of_keys)
         if queries * keys > 1:
             assert (bands.products_by_distance(states, rows.flip(1), keys) - found).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.usefixtures("short_runs")
+def test_the_backward_pass_of_a_trained_bias_is_its_gradient(causal: bool, groups: int) -> None:
+    """Numerically, in float64; grouped key heads, an odd number of heads at a time, several runs."""
+    generator = torch.Generator().manual_seed(0)
+    length, keys = 7, 7 if causal else 9
+    shapes = [(2, 4, length, 3), (2, groups, keys, 3), (2, groups, keys, 3), (4, length + keys - 1)]
+    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+    def attend(query: Any, key: Any, value: Any, values: Any) -> torch.Tensor:
+        def stock(module: Any, q: Any, k: Any, v: Any, mask: Any, **kwargs: Any) -> Any:
+            sdpa = torch.nn.functional.scaled_dot_product_attention
+            return sdpa(q, k, v, attn_mask=mask, scale=kwargs["scaling"], enable_gqa=True).transpose(1, 2), None
+
+        return strided.sdpa_strided(stock, torch.nn.Module(), query, key, value, values, causal, scaling=0.7)[0]
+
+    assert "_TrainedBias" in attend(*inputs).grad_fn.name()
+    assert torch.autograd.gradcheck(attend, inputs)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+def test_half_precision_trains_a_bias_as_float32_does(architecture: str) -> None:
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = tiny.model(architecture, "t5", torch.bfloat16).to(dtype)
+        model(tiny.tokens(4, 16), use_cache=False).logits.float().square().mean().backward()
+        gradients.append(model.base_model.position_scheme[0].table.weight.grad.float())
+    assert gradients[1].isfinite().all()
+    assert (gradients[1] - gradients[0]).norm() < 0.1 * gradients[0].norm()
