@@ -166,39 +166,36 @@ def positioned_attention(
     if empty:
         key, value = key[:, :, :-empty], value[:, :, :-empty]
 
-    def bias_of(heads: slice | None) -> torch.Tensor:
+    def summed(heads: slice | None = None) -> torch.Tensor:
         some = terms if heads is None else [of_heads(term, heads) for term in terms]
         values = added_up(some, posenc, content if heads is None else content.of_heads(heads))
-        values = values[..., : values.shape[-1] - empty]
+        return values[..., : values.shape[-1] - empty]
+
+    def bias_of(heads: slice | None = None) -> torch.Tensor:
+        values = summed(heads)
         bias = by_slots(values, query.shape[2], key.shape[2]) if values.dim() == 2 else values
         return masked(bias.to(query.dtype), attention_mask, causal)
 
-    by_distance = posenc.uniform and bool(terms) and all(isinstance(term, DistanceBias) for term in terms)
+    kwargs["scaling"] = scaling
     if backend == "flex_attention":
-        values = added_up(terms, posenc, content)
-        values = values[..., : values.shape[-1] - empty]
-        return flex(module, query, key, value, attention_mask, values, scaling=scaling, **kwargs)
+        return flex(module, query, key, value, attention_mask, summed(), **kwargs)
     if backend == "sdpa" and not valuing:
-        readable = attention_mask is None or posenc.spans is not None
-        if by_distance and readable and strided_bias_pays(query):
-            values = added_up(terms, posenc, content)
-            values = values[..., : values.shape[-1] - empty]
-            inputs = (stock, module, query, key, value, values)
-            if attention_mask is None:
-                return sdpa_strided(*inputs, causal, scaling=scaling, **kwargs)
-            assert posenc.spans is not None
-            return sdpa_strided_by_rows(*inputs, posenc.causal, posenc.spans, scaling=scaling, **kwargs)
+        by_distance = posenc.uniform and all(isinstance(term, DistanceBias) for term in terms)
+        if by_distance and strided_bias_pays(query) and attention_mask is None:
+            return sdpa_strided(stock, module, query, key, value, summed(), causal, **kwargs)
+        if by_distance and strided_bias_pays(query) and posenc.spans is not None:
+            own = (posenc.causal, posenc.spans)
+            return sdpa_strided_by_rows(stock, module, query, key, value, summed(), *own, **kwargs)
         if by_heads_pays(query, key, value):
-            return sdpa_by_heads(stock, module, query, key, value, bias_of, scaling=scaling, **kwargs)
-    bias = bias_of(None)
+            return sdpa_by_heads(stock, module, query, key, value, bias_of, **kwargs)
     if not valuing:
-        return stock(module, query, key, value, bias, scaling=scaling, **kwargs)
+        return stock(module, query, key, value, bias_of(), **kwargs)
     extra = []
     for scheme, prepared, part in valuing:
         rows = scheme("value", prepared, part)
         indices = indices_BQK(rows, posenc, query.shape[2])[..., : key.shape[2]]
         extra.append((rows.rows_HRD, indices.to(query.device)))
-    output, weights = weighted(module, query, key, value, bias, extra, scaling=scaling, **kwargs)
+    output, weights = weighted(module, query, key, value, bias_of(), extra, **kwargs)
     return output, weights if backend == "eager" else None  # as sdpa does in layers where it is sdpa
 
 
