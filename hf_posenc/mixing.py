@@ -5,6 +5,7 @@ Shape legend: B batch, Q tokens, E width of the model, P width of a position vec
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -97,7 +98,7 @@ class TwoWayAttention(LayerPart):
         return word * linear(words_BQE, self.word_value) + position * linear(vectors_BQE, self.position_value)
 
 
-class InputScheme(Scheme):
+class InputScheme(Scheme, abc.ABC):
     """Base of the schemes at the input embedding: a vector for each position, mixed into the word's."""
 
     at_input: ClassVar[bool] = True
@@ -115,9 +116,9 @@ class InputScheme(Scheme):
         self.rewrites_words = self.mixer is not None
         self.needs_context = options.query == "context"
 
+    @abc.abstractmethod
     def vectors(self, positions: Positions) -> torch.Tensor:
         """(B or 1, Q, P): the vector of each token's position."""
-        raise NotImplementedError
 
     def embed(self, words_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
         vectors = self.vectors(positions).to(words_BQE.dtype)

@@ -9,8 +9,10 @@ import torch
 SEED = 0
 
 
-def pick_waves(count: int, width: int) -> list[int]:
+def pick_waves(count: int, width: int, what: str = "count") -> list[int]:
     """Which rows of a cosine transform of the width to use: a seeded shuffle, the same in every release of Python."""
+    if count >= width:
+        raise ValueError(f"{what} must be below the width {width} that it is projected to, got {count}")
     shuffle = random.Random(SEED)
     return sorted(range(1, width), key=lambda _: shuffle.random())[:count]
 

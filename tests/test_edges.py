@@ -85,6 +85,19 @@ def test_one_table_is_learned_once() -> None:
     assert tiny.model("llama", ["learned", "learned"]) is not None  # two tables of its own
 
 
+def test_cope_is_refused_where_queries_see_ahead() -> None:
+    for architecture, changes in (("bert", {}), ("gpt2", {"is_causal": False})):
+        with pytest.raises(ValueError, match="cope.*causal models only.*deberta, shaw or t5"):
+            tiny.model(architecture, "cope", **changes)
+
+
+def test_a_scheme_of_the_input_must_say_its_vectors() -> None:
+    from hf_posenc.mixing import InputScheme, MixOptions
+
+    with pytest.raises(TypeError, match="vectors"):
+        type("Nothing", (InputScheme,), {})(MixOptions(), None)
+
+
 def test_a_nan_stays_a_nan() -> None:
     model = tiny.model("gpt2", "cope")
     words = model.get_input_embeddings()(tiny.tokens(1, 8)).detach()

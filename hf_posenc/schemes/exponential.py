@@ -38,12 +38,7 @@ class Exponential(InputScheme):
     def __init__(self, options: ExponentialOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
         self.max_positions = options.max_positions or max(shape.max_positions, 2)
-        if options.rates >= self.position_size:
-            raise ValueError(
-                f"exponential: rates must be below the width {self.position_size} that they are projected to, "
-                f"got {options.rates}"
-            )
-        self.waves = pick_waves(options.rates, self.position_size)
+        self.waves = pick_waves(options.rates, self.position_size, "exponential: rates")
 
     def vectors(self, positions: Positions) -> torch.Tensor:
         places = positions.queries_BQ.clamp(min=0).to(positions.dtype).unsqueeze(-1) / self.max_positions

@@ -39,12 +39,7 @@ class Polynomial(InputScheme):
     def __init__(self, options: PolynomialOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
         self.max_positions = options.max_positions or max(shape.max_positions, 2)
-        if options.degree >= self.position_size:
-            raise ValueError(
-                f"polynomial: degree must be below the width {self.position_size} that it is projected to, "
-                f"got {options.degree}"
-            )
-        self.waves = pick_waves(options.degree, self.position_size)
+        self.waves = pick_waves(options.degree, self.position_size, "polynomial: degree")
 
     def vectors(self, positions: Positions) -> torch.Tensor:
         places = positions.queries_BQ.clamp(min=0, max=self.max_positions - 1).to(positions.dtype)
