@@ -6,7 +6,7 @@ WORKERS ?= 2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 OLDEST := 5.4.0
 
-.PHONY: help install demo test test-all test-compat bench-quick reference check clean
+.PHONY: help install demo test test-all test-compat bench bench-quick reference check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,8 +38,12 @@ $(VENV)-oldest/.installed: pyproject.toml $(CONSTRAINTS)
 	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]' transformers==$(OLDEST)
 	touch $@
 
-bench-quick: install  ## attention under the schemes against plain SDPA, in under three minutes
-	$(BIN)/python -m benchmarks --lengths 1024 --rounds 7
+bench: install  ## measure everything, some 40 minutes, and write benchmarks/RESULTS.md
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[bench]'
+	$(BIN)/python -m benchmarks
+
+bench-quick: install  ## a sample of it, in under three minutes
+	$(BIN)/python -m benchmarks --quick
 
 reference: install  ## write docs/schemes.md from the code
 	mkdir -p docs

@@ -28,9 +28,10 @@ SCHEMES: dict[str, Any] = {
 }
 
 
-def model_of(scheme: Any, length: int, causal: bool) -> Any:
+def model_of(scheme: Any, length: int, causal: bool, how: str) -> Any:
     """One layer, whose engine is what is measured; parameters at random, since a bias of zeros would be no test."""
     common: dict[str, Any] = {"vocab_size": 8, "position_scheme": scheme, "bos_token_id": 1, "eos_token_id": 2}
+    common["attn_implementation"] = how
     if causal:
         sizes = {"n_embd": WIDTH, "n_layer": 1, "n_head": HEADS, "n_positions": length, "n_inner": 8}
         model: Any = GPT2Model(GPT2Config(**common, **sizes))
@@ -71,15 +72,16 @@ def runs(
         how = {"attn_mask": pairs} if padded else {"is_causal": causal}
         finish(torch.nn.functional.scaled_dot_product_attention(query, key, value, **how))
 
-    def under(scheme: Any) -> Callable[[], None]:
-        model = model_of(scheme, length, causal)
+    def under(scheme: Any, how: str) -> Callable[[], None]:
+        model = model_of(scheme, length, causal, how)
         attention = model.h[0].attn if causal else model.encoder.layer[0].attention.self
 
+        inputs = {"inputs_embeds": torch.zeros(batch, length, 1).expand(-1, -1, WIDTH)}
+        if padded:
+            inputs["attention_mask"] = mask
+        posenc = model.place(inputs).positions
+
         def run() -> None:
-            inputs = {"inputs_embeds": torch.zeros(batch, length, 1).expand(-1, -1, WIDTH)}
-            if padded:
-                inputs["attention_mask"] = mask
-            posenc = model.place(inputs).positions
             given = {"posenc": posenc, "scaling": HEAD_SIZE**-0.5}
             output, _ = positioned_attention(attention, query, key, value, pairs if padded else None, **given)
             finish(output)
@@ -90,4 +92,8 @@ def runs(
 
         return run if grad else without_grad
 
-    return {"plain SDPA": plain, **{name: under(SCHEMES[name]) for name in names}}
+    found = {"plain SDPA": plain}
+    for name in names:
+        scheme = name.removesuffix(", eager")
+        found[name] = under(SCHEMES[scheme], "sdpa" if scheme == name else "eager")
+    return found

@@ -1,7 +1,7 @@
 """Measuring on a noisy machine: several things in turn, round after round, and the ratio of each to one of them.
 
 A ratio is taken within each round, where both sides saw the same machine. Its median and quartiles over the rounds are
-what is reported; times alone say little.
+what is reported; times alone say little. Memory is that of a fresh process at its peak.
 """
 
 from __future__ import annotations
@@ -18,34 +18,48 @@ Run = Callable[[], object]
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """One thing that was measured against the baseline of its group."""
+    """One thing that was measured, beside the others of its group and setting."""
 
+    group: str
+    setting: str
+    length: int
     name: str
-    milliseconds: float
+    value: float
+    unit: str
     ratio: float
     low: float
     high: float
     rounds: int
 
 
-def interleaved(runs: dict[str, Run], baseline: str, rounds: int) -> list[Measured]:
-    """Each of `runs` once to warm up, then all of them in turn for so many rounds."""
-    for run in runs.values():
-        run()
+def interleaved(
+    group: str, setting: str, length: int, runs: dict[str, Run], rounds: int, unit: str = "ms", show: bool = True
+) -> list[Measured]:
+    """Each of `runs` once to warm up, then all of them in turn for so many rounds; ratios are to the first one."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds):
+    for number in range(rounds + 1):
         names = list(runs) if number % 2 else list(reversed(runs))  # so that nobody always follows the same one
-        for name in names:
+        for place, name in enumerate(names):
+            if show and sys.stderr.isatty():
+                print(
+                    f"\r{group}, {setting}, n={length}: round {number}/{rounds}, {place + 1}/{len(names)}   ",
+                    end="",
+                    file=sys.stderr,
+                )
             start = time.perf_counter()
             runs[name]()
-            times[name].append(time.perf_counter() - start)
-    return [_summary(name, times[name], times[baseline]) for name in runs]
+            if number:
+                times[name].append(time.perf_counter() - start)
+    baseline = times[next(iter(runs))]
+    return [_summary(group, setting, length, name, times[name], baseline, unit) for name in runs]
 
 
-def _summary(name: str, own: list[float], baseline: list[float]) -> Measured:
+def _summary(
+    group: str, setting: str, length: int, name: str, own: list[float], baseline: list[float], unit: str
+) -> Measured:
     ratios = [mine / theirs for mine, theirs in zip(own, baseline, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return Measured(name, 1000 * statistics.median(own), middle, low, high, len(ratios))
+    return Measured(group, setting, length, name, 1000 * statistics.median(own), unit, middle, low, high, len(ratios))
 
 
 def peak_memory(code: str) -> float:

@@ -14,6 +14,7 @@ from . import plugin
 
 if TYPE_CHECKING:
     from .catalogue import SchemeInfo
+    from .explanation import explain
     from .patches import patched, restore, retrofit
     from .schemes import register_scheme
 
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
 
 __version__ = "0.1.0"
-__all__ = ["patched", "register_scheme", "restore", "retrofit", "schemes"]
+__all__ = ["explain", "patched", "register_scheme", "restore", "retrofit", "schemes"]
 
 _HOMES = {
+    "explain": "explanation",
     "patched": "patches",
     "restore": "patches",
     "retrofit": "patches",

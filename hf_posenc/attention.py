@@ -2,7 +2,8 @@
 
 The subclass runs the stock forward unchanged, with two stand-ins: a cache whose `update` turns keys before they are
 kept, and a config that names the function below. That function turns the queries, adds the scheme's score terms to
-the mask, and hands over to the stock function of the backend that the model is set to, or to one of `backends`.
+the mask, and hands over to the stock function of the backend that the model is set to, or to a way of its own: `paths`
+chooses.
 
 Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K - 1 distances.
 """
@@ -18,17 +19,18 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
-from .backends import by_heads_pays, flex, sdpa_by_heads, weighted
 from .caches import self_attention_cache
-from .masks import masked, visible_pairs
-from .scheme import Content, Part, Positions, Scheme
-from .scores import added_up, by_slots, indices_BQK, of_heads
-from .strided import sdpa_strided, sdpa_strided_by_rows, strided_bias_pays
-from .terms import DistanceBias, Term
+from .engine.calls import AttentionCall
+from .engine.chunks import sdpa_by_chunks
+from .engine.flex import flex, flex_with_terms
+from .engine.paths import CAN_ADD_SCORES, CAN_ADD_VALUES, Mask, Path, Situation, choose
+from .engine.strided import sdpa_strided, sdpa_strided_by_rows
+from .engine.written import sdpa_by_heads, weighted
+from .masks import visible_pairs
+from .scheme import Content, Part, Positions, Scheme, tracing
+from .terms import Term
 
 NAME = "hf_posenc"
-CAN_ADD_SCORES = ("sdpa", "eager", "flex_attention")
-CAN_ADD_VALUES = ("sdpa", "eager")
 
 
 class AttentionConfig:
@@ -72,6 +74,14 @@ class PositionedAttention(nn.Module):
     def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """States through the layer's own query and key projections, called as the modules they are."""
         raise AssertionError("every architecture has its own")
+
+    def rows_by_head(self, states: torch.Tensor, like_BHQD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same by head, two of (H, R, D); the keys of a group of heads once for each head."""
+        queries, keys = (
+            found.unflatten(-1, (-1, like_BHQD.shape[-1])).transpose(0, 1) for found in self.projected(states)
+        )
+        groups = like_BHQD.shape[1] // keys.shape[0]
+        return queries, keys.repeat_interleave(groups, dim=0) if groups > 1 else keys
 
     @property
     def config(self) -> AttentionConfig:
@@ -132,7 +142,7 @@ def positioned_attention(
     stock = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
     if not scoring and not valuing:
         if backend == "flex_attention":
-            return flex(module, query, key, value, attention_mask, None, **kwargs)
+            return flex(module, query, key, value, attention_mask, [], [], **kwargs)
         if is_flash_attention_requested(requested_attention_implementation=backend):
             if not posenc.packed:  # flash reads documents off position_ids, and would take gaps for them
                 kwargs.pop("position_ids", None)
@@ -154,58 +164,77 @@ def positioned_attention(
         key,
         scaling,
         lambda: visible_pairs(attention_mask, causal, query, posenc.key_length),
-        lambda states: _by_head(module.projected(states), plain_query),
+        lambda states: module.rows_by_head(states, plain_query),
     )
+    terms = score_terms(scoring, content)
+    for scheme, _, part in schemes_at("content_scale", module, posenc):
+        query = query * scheme("content_scale", part).to(query)[:, None, None]
+    empty = key.shape[2] - query.shape[2] if causal else 0  # slots of a static cache that a first call leaves empty
+    call = AttentionCall(
+        module=module,
+        stock=stock,
+        query=query,
+        key=key[:, :, : key.shape[2] - empty],
+        value=value[:, :, : key.shape[2] - empty],
+        attention_mask=attention_mask,
+        causal=causal,
+        scaling=scaling,
+        dropout=kwargs.pop("dropout", 0.0),
+        terms=terms,
+        value_rows=[scheme("value", prepared, part) for scheme, prepared, part in valuing],
+        positions=posenc,
+        content=content,
+        extra=kwargs,
+    )
+    return compute(call, choose(situation(call, backend))[0])
+
+
+def score_terms(scoring: list[tuple[Scheme, Any, Part | None]], content: Content) -> list[Term]:
+    """What all schemes that act on the scores of a layer want added."""
     terms: list[Term] = []
     for scheme, prepared, part in scoring:
         found = scheme("score", prepared, part, content)
         terms.extend(found if isinstance(found, list) else [found])
-    for scheme, _, part in schemes_at("content_scale", module, posenc):
-        query = query * scheme("content_scale", part).to(query)[:, None, None]
-    empty = key.shape[2] - query.shape[2] if causal else 0  # slots of a static cache that a first call leaves empty
-    if empty:
-        key, value = key[:, :, :-empty], value[:, :, :-empty]
-
-    def summed(heads: slice | None = None) -> torch.Tensor:
-        some = terms if heads is None else [of_heads(term, heads) for term in terms]
-        values = added_up(some, posenc, content if heads is None else content.of_heads(heads))
-        return values[..., : values.shape[-1] - empty]
-
-    def bias_of(heads: slice | None = None) -> torch.Tensor:
-        values = summed(heads)
-        bias = by_slots(values, query.shape[2], key.shape[2]) if values.dim() == 2 else values
-        return masked(bias.to(query.dtype), attention_mask, causal)
-
-    kwargs["scaling"] = scaling
-    if backend == "flex_attention":
-        return flex(module, query, key, value, attention_mask, summed(), **kwargs)
-    if backend == "sdpa" and not valuing:
-        by_distance = posenc.uniform and all(isinstance(term, DistanceBias) for term in terms)
-        if by_distance and strided_bias_pays(query) and attention_mask is None:
-            return sdpa_strided(stock, module, query, key, value, summed(), causal, **kwargs)
-        if by_distance and strided_bias_pays(query) and posenc.spans is not None:
-            own = (posenc.causal, posenc.spans)
-            return sdpa_strided_by_rows(stock, module, query, key, value, summed(), *own, **kwargs)
-        if by_heads_pays(query, key, value):
-            return sdpa_by_heads(stock, module, query, key, value, bias_of, **kwargs)
-    if not valuing:
-        return stock(module, query, key, value, bias_of(), **kwargs)
-    extra = []
-    for scheme, prepared, part in valuing:
-        rows = scheme("value", prepared, part)
-        indices = indices_BQK(rows, posenc, query.shape[2])[..., : key.shape[2]]
-        extra.append((rows.rows_HRD, indices.to(query.device)))
-    output, weights = weighted(module, query, key, value, bias_of(), extra, **kwargs)
-    return output, weights if backend == "eager" else None  # as sdpa does in layers where it is sdpa
+    return terms
 
 
-def _by_head(
-    projected: tuple[torch.Tensor, torch.Tensor], like_BHQD: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two of (H, R, D); the keys of a group of heads once for each head."""
-    queries, keys = (states.unflatten(-1, (-1, like_BHQD.shape[-1])).transpose(0, 1) for states in projected)
-    groups = like_BHQD.shape[1] // keys.shape[0]
-    return queries, keys.repeat_interleave(groups, dim=0) if groups > 1 else keys
+def situation(call: AttentionCall, backend: str) -> Situation:
+    mask = call.attention_mask
+    known = Mask.NONE if mask is None else Mask.PADDING if call.positions.spans is not None else Mask.OTHER
+    return Situation(
+        backend=backend,
+        forms=frozenset(map(type, call.terms)),
+        values=bool(call.value_rows),
+        uniform=call.positions.uniform,
+        mask=known,
+        one_query=call.query.shape[2] == 1,
+        on_cpu=call.query.device.type == "cpu",
+        tracing=tracing(),
+        gradient=call.wants_gradient(),
+        trains_terms=call.trains_terms(),
+        trains_mask=torch.is_grad_enabled() and isinstance(mask, torch.Tensor) and mask.requires_grad,
+        dropout=call.dropout > 0,
+    )
+
+
+def compute(call: AttentionCall, path: Path) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention the way that was chosen: (B, Q, H, D), and the weights where the backend gives them."""
+    if path is Path.FLEX:
+        return flex_with_terms(call)
+    if path is Path.VIEW:
+        return sdpa_strided(call, call.summed()), None
+    if path is Path.VIEW_BY_ROWS:
+        return sdpa_strided_by_rows(call, call.summed()), None
+    if path is Path.CHUNKS:
+        return sdpa_by_chunks(call), None
+    if path is Path.HEADS:
+        return sdpa_by_heads(call), None
+    if path is Path.WRITTEN_OUT:
+        return call.run_stock(call.query, call.key, call.value, call.bias())
+    assert path is Path.WEIGHTS
+    output, weights = weighted(call)
+    eager = call.module.__dict__["config"]._attn_implementation == "eager"
+    return output, weights if eager else None  # as sdpa does in layers where it is sdpa
 
 
 def refuse_backend(backend: str | None, schemes: list[Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -150,28 +151,27 @@ class Content:
         """Gives the keys that each query may see, True at them: (B or 1, 1, Q, K)."""
         self.project = project
         """Sends states, (R, E), through the layer's own query and key projections: two of (H, R, D)."""
-        self._key_BGKD = key_BGKD
+        self.key_BGKD = key_BGKD
+        """As the cache has them, after any rotation: one for each group of heads that share a key."""
 
     def of_heads(self, heads: slice) -> Content:
         """The same for some of the heads: whole groups that share a key, one or several."""
-        shared = self.query_BHQD.shape[1] // self._key_BGKD.shape[1]
+        shared = self.query_BHQD.shape[1] // self.key_BGKD.shape[1]
         groups = slice(heads.start // shared, heads.stop // shared)
         return Content(
             self.query_BHQD[:, heads],
             self.turned_BHQD[:, heads],
-            self._key_BGKD[:, groups],
+            self.key_BGKD[:, groups],
             self.scaling,
             self.visible,
             self.project,
         )
 
-    @property
+    @functools.cached_property
     def key_BHKD(self) -> torch.Tensor:
-        """The keys as the cache has them, after any rotation; those of a group of heads once for each head."""
-        groups = self.query_BHQD.shape[1] // self._key_BGKD.shape[1]
-        if groups > 1:
-            self._key_BGKD = self._key_BGKD.repeat_interleave(groups, dim=1)
-        return self._key_BGKD
+        """The keys once for each head."""
+        groups = self.query_BHQD.shape[1] // self.key_BGKD.shape[1]
+        return self.key_BGKD.repeat_interleave(groups, dim=1) if groups > 1 else self.key_BGKD
 
 
 class Kind(enum.Enum):

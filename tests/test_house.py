@@ -18,7 +18,7 @@ FILES = sorted(path for path in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")])
 FLOORS = [
     ["__init__"],
     ["plugin"],
-    ["models", "reference"],
+    ["models", "reference", "explanation"],
     ["patches"],
     ["patches.live"],
     ["patches.guard"],
@@ -26,13 +26,16 @@ FLOORS = [
     ["patches.bert", "patches.gpt2", "patches.llama", "patches.attach", "legacy"],
     ["patches.architecture", "config"],
     ["grammar", "attention", "context"],
-    ["positions", "backends", "strided"],
-    ["caches", "scores", "schemes"],
+    ["positions", "engine.strided", "engine.written"],
+    ["engine.chunks"],
+    ["engine.blocks", "engine.flex"],
+    ["engine.calls"],
+    ["caches", "schemes", "engine.scores", "engine.paths"],
     ["documents"],
     ["schemes.*"],
     ["catalogue", "mixing", "buckets", "tables"],
     ["scheme"],
-    ["options", "names", "rotation", "terms", "sinusoids", "projection", "masks", "bands"],
+    ["options", "names", "rotation", "terms", "sinusoids", "projection", "masks", "engine.bands", "engine"],
 ]
 
 
@@ -103,8 +106,8 @@ def test_scheme_files_import_no_sibling_and_no_architecture() -> None:
 
 
 def test_patches_and_attention_name_no_scheme() -> None:
-    engine = ["attention", "backends", "scores", "positions", "caches", "documents", "masks", "bands", "strided"]
-    for path in [*(ROOT / "patches").glob("*.py"), *(ROOT / f"{name}.py" for name in engine)]:
+    others = [ROOT / f"{name}.py" for name in ("attention", "positions", "caches", "documents", "masks")]
+    for path in [*(ROOT / "patches").glob("*.py"), *(ROOT / "engine").glob("*.py"), *others]:
         text = path.read_text()
         assert not [name for name in REGISTER if f'"{name}"' in text], path
         assert "from .schemes" not in text

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, StaticCache
 
-from hf_posenc import strided
+from hf_posenc.engine import strided
 
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 by_pair, by_decoder_pair = pairs(ARCHITECTURES), pairs(DECODERS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
 from typing import Any
 
 import oracles
@@ -9,9 +11,17 @@ import pytest
 import tiny
 import torch
 from cases import ARCHITECTURES, CASES, Case, pairs
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
-from hf_posenc import attention, bands, strided
+from hf_posenc import attention
+from hf_posenc.engine import bands, blocks, chunks, strided
+from hf_posenc.engine.calls import AttentionCall
+from hf_posenc.engine.paths import Path
+from hf_posenc.engine.written import weighted
+from hf_posenc.scheme import Content
+from hf_posenc.terms import DistanceBias, DistanceRows, KeyTerm, QueryTerm, Separable
 
 SCORING = [case for case in CASES if case.scores]
 by_pair = pairs(ARCHITECTURES, SCORING)
@@ -21,7 +31,10 @@ by_pair = pairs(ARCHITECTURES, SCORING)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs so short that the inputs of these tests take several, the last of them not whole."""
     monkeypatch.setattr(strided, "CAUSAL_RUN", 5)
-    monkeypatch.setattr(bands, "RUN", 4)
+    monkeypatch.setattr(chunks, "QUERIES", 7)
+    monkeypatch.setattr(chunks, "FEW_QUERIES", 6)
+    for module in (bands, blocks):
+        monkeypatch.setattr(module, "RUN", 4)
 
 
 def logits_and_gradients(model: Any, ids: torch.Tensor, **inputs: Any) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -72,33 +85,37 @@ def test_runs_behind_a_cache_equal_the_whole(case: Case, architecture: str) -> N
     torch.testing.assert_close(torch.cat([first, second], 1), whole, **tiny.same(architecture))
 
 
+HOLED, PADDED = torch.tensor([[1, 0, *[1] * 10], [1] * 12]), torch.tensor([[0, 0, *[1] * 10], [1] * 12])
+GAPS = torch.tensor([[*range(6), *range(9, 15)], [*range(12)]])
+
+
 @pytest.mark.parametrize(
     ("scheme", "inputs", "way"),
     [
-        ("alibi", {}, "sdpa_strided"),
-        ("t5", {"attention_mask": torch.tensor([[0, 0, *[1] * 10], [1] * 12])}, "sdpa_strided_by_rows"),
-        ({"type": "shaw", "values": False}, {}, "sdpa_by_heads"),
-        ("deberta", {"attention_mask": torch.tensor([[0, 0, *[1] * 10], [1] * 12])}, "sdpa_by_heads"),
-        ("alibi", {"attention_mask": torch.tensor([[1, 0, *[1] * 10], [1] * 12])}, "sdpa_by_heads"),
-        ("shaw", {}, "weighted"),
+        ("alibi", {}, Path.VIEW),
+        ("t5", {"attention_mask": PADDED}, Path.VIEW_BY_ROWS),
+        ("t5", {"attention_mask": HOLED}, Path.CHUNKS),
+        ("t5", {"position_ids": GAPS}, Path.HEADS),
+        ({"type": "shaw", "values": False}, {}, Path.CHUNKS),
+        ("deberta", {"attention_mask": PADDED}, Path.CHUNKS),
+        ("shaw", {}, Path.CHUNKS),
+        ("shaw", {"position_ids": GAPS}, Path.WEIGHTS),
+        ("fire", {}, Path.CHUNKS),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
 def test_the_way_that_is_taken(
-    architecture: str, scheme: Any, inputs: Any, way: str, monkeypatch: pytest.MonkeyPatch
+    architecture: str, scheme: Any, inputs: Any, way: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, taken = tiny.model(architecture, scheme), []
+    real = attention.compute
 
-    def watched(name: str, real: Any) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            taken.append(name)
-            return real(*args, **kwargs)
+    def watched(call: Any, path: Path) -> Any:
+        taken.append(path)
+        return real(call, path)
 
-        return run
-
-    for name in ("sdpa_strided", "sdpa_strided_by_rows", "sdpa_by_heads", "weighted"):
-        monkeypatch.setattr(attention, name, watched(name, getattr(attention, name)))
+    monkeypatch.setattr(attention, "compute", watched)
     with torch.no_grad():
         model(tiny.tokens(2, 12), use_cache=False, **inputs)
     assert taken == [way] * tiny.LAYERS
@@ -117,10 +134,6 @@ def test_bands_put_each_product_at_its_distance() -> None:
                 row = rows[:, j - i + queries - 1]
                 torch.testing.assert_close(found[:, :, i, j], (states[:, :, i] * row).sum(-1))
                 torch.testing.assert_close(of_keys[:, :, i, j], (others[:, :, j] * row).sum(-1))
-        total = torch.zeros_like(found)
-        bands.add_products_by_distance(total, states, rows)
-        bands.add_products_of_keys_by_distance(total, others, rows)
-        torch.testing.assert_close(total, found + of_keys)
         if queries * keys > 1:
             assert (bands.products_by_distance(states, rows.flip(1), keys) - found).abs().max() > 1e-2
 
@@ -136,14 +149,82 @@ def test_the_backward_pass_of_a_trained_bias_is_its_gradient(causal: bool, group
     inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
     def attend(query: Any, key: Any, value: Any, values: Any) -> torch.Tensor:
-        def stock(module: Any, q: Any, k: Any, v: Any, mask: Any, **kwargs: Any) -> Any:
-            sdpa = torch.nn.functional.scaled_dot_product_attention
-            return sdpa(q, k, v, attn_mask=mask, scale=kwargs["scaling"], enable_gqa=True).transpose(1, 2), None
+        return strided.sdpa_strided(plain_call(query, key, value, causal), values)
 
-        return strided.sdpa_strided(stock, torch.nn.Module(), query, key, value, values, causal, scaling=0.7)[0]
-
-    assert "_TrainedBias" in attend(*inputs).grad_fn.name()
+    assert "_ByChunks" in attend(*inputs).grad_fn.next_functions[0][0].name()
     assert torch.autograd.gradcheck(attend, inputs)
+
+
+def plain_call(query: Any, key: Any, value: Any, causal: bool, **changes: Any) -> AttentionCall:
+    """An attention with nothing added, outside of any model."""
+
+    def stock(module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, dropout: float) -> Any:
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        return sdpa(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True).transpose(1, 2), None
+
+    given = {
+        "module": torch.nn.Module(),
+        "stock": stock,
+        "query": query,
+        "key": key,
+        "value": value,
+        "attention_mask": None,
+        "causal": causal,
+        "scaling": 0.7,
+        "dropout": 0.0,
+        "terms": [],
+        "value_rows": [],
+        "positions": types.SimpleNamespace(dtype=query.dtype, uniform=True, key_length=key.shape[2]),
+        "content": Content(query, query, key, 0.7, lambda: None, lambda states: None),  # type: ignore[arg-type]
+        "extra": {},
+    }
+    return AttentionCall(**{**given, **changes})
+
+
+def every_form(tensors: list[torch.Tensor], index: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    rows, other_rows, value_rows, values, queries, keys, whole, of_keys = tensors
+    terms = [
+        KeyTerm(DistanceRows(rows, index)),
+        QueryTerm(DistanceRows(other_rows, index)),
+        DistanceBias(values),
+        Separable(queries, keys),
+        whole,
+        of_keys,
+    ]
+    return terms, [DistanceRows(value_rows, index)]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("clip", [2, 99], ids=["far rows", "a row each"])
+@pytest.mark.usefixtures("short_runs")
+def test_the_backward_pass_of_every_form_of_term(causal: bool, groups: int, clip: int, dropout: float) -> None:
+    """Numerically, in float64, all at once: several chunks and runs, shared heads, shared rows of a batch, dropout."""
+    generator = torch.Generator().manual_seed(0)
+    length, keys = 9, 9 if causal else 11
+    distances = torch.arange(length + keys - 1) - (length - 1)
+    index = distances.clamp(-clip, clip) + min(clip, length - 1)
+    shapes = [(2, 4, length, 3), (2, groups, keys, 3), (2, groups, keys, 3)]
+    shapes += [(4, 32, 3), (1, 32, 3), (1, 32, 3), (4, length + keys - 1), (1, 4, length, 2), (2, 4, keys, 2)]
+    shapes += [(1, 4, length, keys), (2, 4, 1, keys)]
+    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+    def attend(query: Any, key: Any, value: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(1)
+        terms, value_rows = every_form(list(tensors), index)
+        call = plain_call(query, key, value, causal, terms=terms, value_rows=value_rows, dropout=dropout)
+        return chunks.sdpa_by_chunks(call)
+
+    assert torch.autograd.gradcheck(attend, inputs, fast_mode=True)
+    if not dropout:
+        call = plain_call(*inputs[:3], causal)
+        terms, value_rows = every_form(inputs[3:], index)
+        expected, _ = weighted(dataclasses.replace(call, terms=terms, value_rows=value_rows))
+        torch.testing.assert_close(attend(*inputs), expected)
+        terms, _ = every_form([inputs[3].flip(1), *inputs[4:]], index)
+        wrong = chunks.sdpa_by_chunks(dataclasses.replace(call, terms=terms, value_rows=value_rows))
+        assert (wrong - expected).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
@@ -158,3 +239,82 @@ def test_half_precision_trains_a_bias_as_float32_does(architecture: str) -> None
     for narrow in gradients[1:]:
         assert narrow.isfinite().all()
         assert (narrow - gradients[0]).norm() < 0.1 * gradients[0].norm()
+
+
+@pytest.mark.usefixtures("short_runs")
+def test_dropout_drops_as_many_weights_and_scales_the_rest() -> None:
+    """With unit vectors for values, the output is the weights themselves."""
+    generator, length, rate = torch.Generator().manual_seed(0), 31, 0.25
+    query, key = (torch.randn(2, 4, length, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    value = torch.eye(length, dtype=torch.float64).expand(2, 4, -1, -1)
+    terms: list[Any] = [DistanceBias(torch.randn(4, 2 * length - 1, generator=generator, dtype=torch.float64))]
+    call = plain_call(query, key, value, False, terms=terms)
+    weights = chunks.sdpa_by_chunks(call)
+    torch.manual_seed(5)
+    dropped, again = (chunks.sdpa_by_chunks(dataclasses.replace(call, dropout=rate)) for _ in range(2))
+    torch.manual_seed(5)
+    torch.testing.assert_close(chunks.sdpa_by_chunks(dataclasses.replace(call, dropout=rate)), dropped)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], weights[kept] / (1 - rate))
+    spread = (rate * (1 - rate) / kept.numel()) ** 0.5
+    assert abs((~kept).double().mean() - rate) < 5 * spread
+    assert 0.3 < (kept != (again != 0)).double().mean() / (2 * rate * (1 - rate)) < 1.7
+    by_query_and_head = kept.transpose(1, 2).flatten(0, 2)  # no two are dropped alike: chunks have their own
+    assert len(by_query_and_head.unique(dim=0)) == len(by_query_and_head)
+
+
+@pytest.mark.parametrize("scheme", ["t5", "deberta", "shaw"])
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+def test_dropout_is_the_same_when_layers_are_computed_again(architecture: str, scheme: str) -> None:
+    """Gradient checkpointing runs the forward a second time."""
+    name = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "llama": "attention_dropout"}[architecture]
+    gradients = []
+    for again, seed in ((False, 0), (True, 0), (True, 1)):
+        model = tiny.model(architecture, scheme, **{name: 0.4}).train()
+        if again:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        torch.manual_seed(seed)
+        model(tiny.tokens(), use_cache=False).logits.square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(gradients[0], gradients[1])
+    assert (gradients[0] - gradients[2]).abs().max() > 1e-6
+
+
+class LargestStorage(TorchDispatchMode):
+    """Notes the most numbers that are kept together by anything an operation gives out, forward and backward."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.itemsize)
+        return result
+
+
+WRITTEN_OUT = ("fire", "fire+alibi", "tupe-untied", "cope")
+"""A number for each pair, of no form that could be computed by chunks."""
+
+
+@pairs(["bert", "gpt2"], [case for case in SCORING if case.id not in WRITTEN_OUT])
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
+def test_nothing_of_queries_by_keys_is_built(
+    case: Case, architecture: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for one head of all, where chunks are short: a quarter of it, and that only for a chunk of two heads."""
+    names = [(strided, "CAUSAL_RUN"), (chunks, "QUERIES"), (chunks, "FEW_QUERIES"), (bands, "RUN"), (blocks, "RUN")]
+    for module, name in names:
+        monkeypatch.setattr(module, name, 64)
+    length = 1024
+    sizes = {"max_position_embeddings" if architecture == "bert" else "n_positions": length}
+    model, ids = tiny.model(architecture, case.scheme, torch.float32, **sizes), tiny.tokens(1, length)
+    with torch.set_grad_enabled(training), LargestStorage() as largest:
+        output = model.base_model(ids, use_cache=False)[0]
+        if training:
+            output.sum().backward()
+    assert largest.numbers <= length * length / 4
+    model.set_attn_implementation("eager")  # the control: what must not be there would be seen
+    with torch.no_grad(), LargestStorage() as largest:
+        model.base_model(ids, use_cache=False)
+    assert largest.numbers >= length * length

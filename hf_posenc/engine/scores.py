@@ -10,14 +10,9 @@ from typing import Any
 
 import torch
 
-from .bands import (
-    add_products_by_distance,
-    add_products_of_keys_by_distance,
-    products_by_distance,
-    products_of_keys_by_distance,
-)
-from .scheme import Content, Positions, tracing
-from .terms import DistanceBias, DistanceRows, KeyTerm, QueryTerm, Separable, Term
+from ..scheme import Content, Positions, tracing
+from ..terms import DistanceBias, DistanceRows, KeyTerm, QueryTerm, Separable, Term
+from .bands import products_by_distance, products_of_keys_by_distance
 
 
 def added_up(terms: list[Term], posenc: Positions, content: Content) -> torch.Tensor:
@@ -26,23 +21,9 @@ def added_up(terms: list[Term], posenc: Positions, content: Content) -> torch.Te
         return content.query_BHQD.new_zeros(1, 1, content.query_BHQD.shape[2], posenc.key_length)
     if posenc.uniform and all(isinstance(term, DistanceBias) for term in terms):
         return reduce(torch.add, [term.values.to(content.query_BHQD.device) for term in terms])  # type: ignore
-    in_place = [] if torch.is_grad_enabled() or not _banded(posenc) else [term for term in terms if _is_product(term)]
-    rest = [written_out(term, posenc, content) for term in terms if not (in_place and _is_product(term))]
-    shape = (content.query_BHQD.shape[2], posenc.key_length)
-    whole = reduce(torch.add, rest).expand(-1, -1, *shape) if rest else None
-    if not in_place:
-        assert whole is not None
-        return whole
-    total = torch.zeros(*content.query_BHQD.shape[:2], *shape, dtype=posenc.dtype, device=content.query_BHQD.device)
-    if whole is not None:
-        total += whole
-    for term in in_place:
-        _add_by_bands(total, term, content)
-    return total
-
-
-def _is_product(term: Term) -> bool:
-    return isinstance(term, (QueryTerm, KeyTerm))
+    return reduce(torch.add, [written_out(term, posenc, content) for term in terms]).expand(
+        -1, -1, content.query_BHQD.shape[2], posenc.key_length
+    )
 
 
 def _banded(posenc: Positions) -> bool:
@@ -83,14 +64,6 @@ def _rows_by_distance(term: Any, content: Content) -> torch.Tensor:
     return term.of.rows_HRD.to(content.query_BHQD)[:, term.of.index.to(content.query_BHQD.device)]
 
 
-def _add_by_bands(total_BHQK: torch.Tensor, term: Any, content: Content) -> None:
-    rows_HLD = _rows_by_distance(term, content)
-    if isinstance(term, QueryTerm):
-        add_products_by_distance(total_BHQK, content.query_BHQD, rows_HLD)
-    else:
-        add_products_of_keys_by_distance(total_BHQK, content.key_BHKD, rows_HLD)
-
-
 def _by_bands(term: QueryTerm | KeyTerm, posenc: Positions, content: Content) -> torch.Tensor:
     query_BHQD, rows_HLD = content.query_BHQD, _rows_by_distance(term, content)
     if isinstance(term, QueryTerm):
@@ -103,12 +76,21 @@ def _by_lookup(term: QueryTerm | KeyTerm, posenc: Positions, content: Content) -
     batch, heads, num_queries, _ = content.query_BHQD.shape
     indices_BHQK = indices_BQK(term.of, posenc, num_queries).to(content.query_BHQD.device)[:, None]
     indices_BHQK = indices_BHQK.expand(batch, heads, -1, -1)
-    across_HDR = term.of.rows_HRD.to(content.query_BHQD).transpose(-1, -2)
     # All far keys share a row, whose gradient is a long sum: wide before it is looked up.
     if isinstance(term, QueryTerm):
-        return content.query_BHQD.matmul(across_HDR).to(posenc.dtype).gather(-1, indices_BHQK)
-    by_row_BHKR = content.key_BHKD.matmul(across_HDR).to(posenc.dtype)
+        return by_row_of_queries(term, content).to(posenc.dtype).gather(-1, indices_BHQK)
+    by_row_BHKR = by_row_of_keys(term, content).to(posenc.dtype)
     return by_row_BHKR.gather(-1, indices_BHQK.transpose(-1, -2)).transpose(-1, -2)
+
+
+def by_row_of_queries(term: QueryTerm, content: Content) -> torch.Tensor:
+    """(B, H, Q, R): the product of each query with each row of the table."""
+    return content.query_BHQD.matmul(term.of.rows_HRD.to(content.query_BHQD).transpose(-1, -2))
+
+
+def by_row_of_keys(term: KeyTerm, content: Content) -> torch.Tensor:
+    """(B, H, K, R): the product of each key with each row of the table."""
+    return content.key_BHKD.matmul(term.of.rows_HRD.to(content.key_BHKD).transpose(-1, -2))
 
 
 def indices_BQK(rows: DistanceRows, posenc: Positions, num_queries: int) -> torch.Tensor:

@@ -1,0 +1,31 @@
+"""Greedy decoding with a cache, one token at a time: how long so many new tokens take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .models import gpt2, llama
+
+PROMPT = 16
+FAMILIES: dict[str, Callable[..., Any]] = {"GPT-2": gpt2, "LLaMA": llama}
+SCHEMES = ("rope", "alibi", "t5")
+
+
+def runs(family: str, new_tokens: int) -> dict[str, Callable[[], object]]:
+    """The stock model and the schemes, each generating from the same prompt."""
+    build = FAMILIES[family]
+    prompt = torch.randint(3, 900, (1, PROMPT), generator=torch.Generator().manual_seed(0))
+
+    def generating(scheme: str | None) -> Callable[[], object]:
+        model = build(PROMPT + new_tokens, scheme, head=True).eval()
+        model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+
+        def run() -> object:
+            return model.generate(prompt, max_new_tokens=new_tokens, do_sample=False)
+
+        return run
+
+    return {family: generating(None), **{f"{family} + {scheme}": generating(scheme) for scheme in SCHEMES}}

@@ -1,0 +1,274 @@
+"""Whole models of one size (4 layers, width 768, 12 heads): stock, under a scheme, and what one would pick instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+)
+
+import hf_posenc  # noqa: F401
+
+LAYERS, WIDTH, HEADS, VOCABULARY = 4, 768, 12, 1000
+DEBERTA_V2 = {"type": "deberta", "buckets": 256}
+DEBERTA_V1 = {"type": "deberta", "share_projections": False, "norm": None}
+Model = Any
+
+
+def _with(scheme: Any, how: str) -> dict[str, Any]:
+    return {"attn_implementation": how, **({} if scheme is None else {"position_scheme": scheme})}
+
+
+def bert(length: int, scheme: Any = None, how: str = "sdpa", layers: int = LAYERS) -> Model:
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        intermediate_size=4 * WIDTH,
+        max_position_embeddings=length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **_with(scheme, how),
+    )
+    return BertModel(config, add_pooling_layer=False)
+
+
+def gpt2(length: int, scheme: Any = None, how: str = "sdpa", head: bool = False) -> Model:
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_positions=length,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **_with(scheme, how),
+    )
+    return (GPT2LMHeadModel if head else GPT2Model)(config)
+
+
+def llama(length: int, scheme: Any = None, how: str = "sdpa", head: bool = False) -> Model:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=2048,
+        max_position_embeddings=length,
+        **_with(scheme, how),
+    )
+    return (LlamaForCausalLM if head else LlamaModel)(config)
+
+
+def deberta_v2(length: int, layers: int = LAYERS) -> Model:
+    return transformers.DebertaV2Model(
+        transformers.DebertaV2Config(
+            **_deberta_sizes(layers),
+            position_buckets=256,
+            share_att_key=True,
+            norm_rel_ebd="layer_norm",
+            type_vocab_size=0,
+        )
+    )
+
+
+def deberta_v1(length: int, layers: int = LAYERS) -> Model:
+    return transformers.DebertaModel(transformers.DebertaConfig(**_deberta_sizes(layers)))
+
+
+def _deberta_sizes(layers: int) -> dict[str, Any]:
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 4 * WIDTH,
+        "max_position_embeddings": 512,
+        "relative_attention": True,
+        "pos_att_type": "c2p|p2c",
+        "position_biased_input": False,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+
+
+def roformer(length: int) -> Model:
+    return transformers.RoFormerModel(
+        transformers.RoFormerConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            intermediate_size=4 * WIDTH,
+            max_position_embeddings=length,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+
+
+def xlnet(length: int) -> Model:
+    return transformers.XLNetModel(
+        transformers.XLNetConfig(
+            vocab_size=VOCABULARY,
+            d_model=WIDTH,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            d_inner=4 * WIDTH,
+            dropout=0.0,
+            summary_last_dropout=0.0,
+        )
+    )
+
+
+def t5_encoder(length: int) -> Model:
+    return transformers.T5EncoderModel(
+        transformers.T5Config(
+            vocab_size=VOCABULARY,
+            d_model=WIDTH,
+            d_kv=WIDTH // HEADS,
+            num_layers=LAYERS,
+            num_heads=HEADS,
+            d_ff=4 * WIDTH,
+            dropout_rate=0.0,
+        )
+    )
+
+
+def bloom(length: int) -> Model:
+    config = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, n_layer=LAYERS, n_head=HEADS)
+    return transformers.BloomModel(config)
+
+
+def mpt(length: int) -> Model:
+    config = transformers.MptConfig(vocab_size=VOCABULARY, d_model=WIDTH, n_layers=LAYERS, n_heads=HEADS)
+    return transformers.MptModel(config)
+
+
+def neox(length: int) -> Model:
+    return transformers.GPTNeoXModel(
+        transformers.GPTNeoXConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            intermediate_size=4 * WIDTH,
+            max_position_embeddings=length,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def x_transformers(causal: bool, **attention: Any) -> Callable[[int], Model]:
+    """A model of x-transformers, with its flash attention wherever it allows that."""
+
+    def build(length: int) -> Model:
+        from x_transformers import Decoder, Encoder, TransformerWrapper
+
+        layers = (Decoder if causal else Encoder)(dim=WIDTH, depth=LAYERS, heads=HEADS, **attention)
+        wrapper = TransformerWrapper(
+            num_tokens=VOCABULARY, max_seq_len=length, use_abs_pos_emb=False, attn_layers=layers
+        )
+
+        class Bare(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = wrapper
+
+            def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor]:
+                return (self.inner(ids, return_embeddings=True),)
+
+        return Bare()
+
+    return build
+
+
+ENCODERS: dict[str, Callable[[int], Model]] = {
+    "BERT": bert,
+    "BERT + rope": lambda n: bert(n, "rope"),
+    "BERT + alibi": lambda n: bert(n, "alibi"),
+    "BERT + t5": lambda n: bert(n, "t5"),
+    "BERT + tupe": lambda n: bert(n, "tupe"),
+    "BERT + shaw": lambda n: bert(n, "shaw"),
+    "BERT + transformer_xl": lambda n: bert(n, "transformer_xl"),
+    "BERT + deberta (v2)": lambda n: bert(n, DEBERTA_V2),
+    "BERT + deberta (v1)": lambda n: bert(n, DEBERTA_V1),
+    "BERT + t5, eager": lambda n: bert(n, "t5", "eager"),
+    "BERT + deberta (v2), eager": lambda n: bert(n, DEBERTA_V2, "eager"),
+    "RoFormer": roformer,
+    "T5 encoder": t5_encoder,
+    "XLNet": xlnet,
+    "DebertaV2": deberta_v2,
+    "Deberta": deberta_v1,
+    "x-transformers rotary": x_transformers(False, rotary_pos_emb=True, attn_flash=True),
+    "x-transformers alibi": x_transformers(False, alibi_pos_bias=True, alibi_num_heads=HEADS, attn_flash=True),
+    "x-transformers t5": x_transformers(False, rel_pos_bias=True),
+}
+DECODERS: dict[str, Callable[[int], Model]] = {
+    "GPT-2": gpt2,
+    "GPT-2 + rope": lambda n: gpt2(n, "rope"),
+    "GPT-2 + alibi": lambda n: gpt2(n, "alibi"),
+    "GPT-2 + t5": lambda n: gpt2(n, "t5"),
+    "GPT-2 + alibi, eager": lambda n: gpt2(n, "alibi", "eager"),
+    "BLOOM (alibi)": bloom,
+    "MPT (alibi)": mpt,
+    "GPT-NeoX (rope)": neox,
+    "x-transformers rotary": x_transformers(True, rotary_pos_emb=True, attn_flash=True),
+    "x-transformers alibi": x_transformers(True, alibi_pos_bias=True, alibi_num_heads=HEADS, attn_flash=True),
+    "x-transformers t5": x_transformers(True, rel_pos_bias=True),
+}
+LLAMAS: dict[str, Callable[[int], Model]] = {
+    "LLaMA": llama,
+    "LLaMA + rope": lambda n: llama(n, "rope"),
+    "LLaMA + alibi": lambda n: llama(n, "alibi"),
+    "LLaMA + t5": lambda n: llama(n, "t5"),
+}
+QUADRATIC = (
+    "eager",
+    "RoFormer",
+    "T5 encoder",
+    "XLNet",
+    "Deberta",
+    "BLOOM",
+    "MPT",
+    "x-transformers t5",
+    "x-transformers alibi",
+)
+"""Those that write out all weights, and do not fit at the greatest length."""
+
+
+def forward(model: Model, ids: torch.Tensor) -> Callable[[], None]:
+    model.eval()
+    extra = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
+
+    def run() -> None:
+        with torch.no_grad():
+            model(ids, **extra)
+
+    return run
+
+
+def training_step(model: Model, ids: torch.Tensor) -> Callable[[], None]:
+    model.train()
+    extra = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
+
+    def run() -> None:
+        model(ids, **extra)[0].sum().backward()
+        model.zero_grad()
+
+    return run

@@ -1,0 +1,314 @@
+"""Score terms for some heads and a run of queries at a time: what each adds there, and what it gets back in training.
+
+A block holds tensors of the whole attention, but no more than a chunk of the logits is ever there at once. Queries
+stand in falling order throughout, the last one first: query t and key j are at distance number t + j then.
+
+Shape legend: B batch, H heads, G heads of keys, Q queries, M queries of a chunk, K keys, S keys that it sees,
+D width of a head, L = Q + K - 1 distances, N near distances.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+
+from ..terms import DistanceBias, DistanceRows, KeyTerm, QueryTerm, Separable, Term
+from .bands import RUN, ByDistance, Run, Vectors, laid_by_distance, products_with_ends, put_products
+from .calls import AttentionCall
+from .scores import rows_by_falling_query
+
+HEADS_AT_A_TIME = 2
+"""Measured: one leaves cores idle, four leave the caches."""
+
+
+class Chunk(NamedTuple):
+    """Some heads, and a run of queries, in falling order, with the keys they see: the first `seen`."""
+
+    heads: slice
+    groups: slice
+    """The heads of keys that belong to the heads."""
+    start: int
+    stop: int
+    seen: int
+
+    @property
+    def queries(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+def chunks(query: torch.Tensor, key: torch.Tensor, causal: bool, size: int) -> Iterator[Chunk]:
+    """All of an attention in chunks of so many queries, whole groups of heads that share keys at a time."""
+    num_groups, num_queries = key.shape[1], query.shape[2]
+    shared = query.shape[1] // num_groups
+    step = max(HEADS_AT_A_TIME // shared, 1)
+    for first in range(0, num_groups, step):
+        groups = slice(first, min(first + step, num_groups))
+        heads = slice(groups.start * shared, groups.stop * shared)
+        for start in range(0, num_queries, size):
+            stop = min(start + size, num_queries)
+            yield Chunk(heads, groups, start, stop, num_queries - start if causal else key.shape[2])
+
+
+def of_heads(tensor: torch.Tensor, axis: int, heads: slice) -> torch.Tensor:
+    """A view of some heads; what all heads share has one, and stays."""
+    return tensor if tensor.shape[axis] == 1 else tensor.narrow(axis, heads.start, heads.stop - heads.start)
+
+
+class Block(Protocol):
+    """A score term by chunks."""
+
+    @property
+    def batch(self) -> int:
+        """1 where all rows of a batch get the same."""
+        ...
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]: ...
+
+    def with_tensors(self, *tensors: torch.Tensor) -> Block: ...
+
+    def put(self, into_BHMS: torch.Tensor, chunk: Chunk, fresh: bool) -> None:
+        """Write it if `fresh`, else add it to what is there."""
+
+    def take_back(self, d_logits_BHMS: torch.Tensor, chunk: Chunk, sums: list[torch.Tensor]) -> None:
+        """Add to `sums`, one for each of `tensors`, what they get of the gradient of the logits."""
+
+
+def _put(into: torch.Tensor, values: torch.Tensor, fresh: bool) -> None:
+    (into.copy_ if fresh else into.add_)(values)
+
+
+@dataclasses.dataclass(frozen=True)
+class DistanceBlock:
+    """By head and distance: a view of one vector a head."""
+
+    values_HL: torch.Tensor
+    batch = 1
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.values_HL,)
+
+    def with_tensors(self, *tensors: torch.Tensor) -> DistanceBlock:
+        return DistanceBlock(*tensors)
+
+    def _part(self, values_HL: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+        return of_heads(values_HL, 0, chunk.heads)[:, chunk.start : chunk.stop + chunk.seen - 1]
+
+    def put(self, into_BHMS: torch.Tensor, chunk: Chunk, fresh: bool) -> None:
+        _put(into_BHMS, rows_by_falling_query(self._part(self.values_HL, chunk), chunk.seen), fresh)
+
+    def take_back(self, d_logits_BHMS: torch.Tensor, chunk: Chunk, sums: list[torch.Tensor]) -> None:
+        own = self._part(sums[0], chunk)
+        own += laid_by_distance(d_logits_BHMS, d_logits_BHMS.dtype).sum((1, 2)).sum_to_size(own.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryBlock:
+    """By query and distance."""
+
+    query_BHQD: torch.Tensor
+    vectors: Vectors
+
+    @property
+    def batch(self) -> int:
+        return self.query_BHQD.shape[0]
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.query_BHQD, self.vectors.near_HND
+
+    def with_tensors(self, *tensors: torch.Tensor) -> QueryBlock:
+        return QueryBlock(tensors[0], dataclasses.replace(self.vectors, near_HND=tensors[1]))
+
+    def put(self, into_BHMS: torch.Tensor, chunk: Chunk, fresh: bool) -> None:
+        own = self.query_BHQD[:, chunk.heads, chunk.queries]
+        ends = products_with_ends(own, self.vectors, chunk.heads)
+        for run, rows in _query_runs(self.vectors, chunk):
+            put_products(into_BHMS[:, :, rows], own[:, :, rows], ends[:, :, rows], run, fresh)
+
+    def take_back(self, d_logits_BHMS: torch.Tensor, chunk: Chunk, sums: list[torch.Tensor]) -> None:
+        own, found = (states[:, chunk.heads, chunk.queries] for states in (self.query_BHQD, sums[0]))
+        for run, rows in _query_runs(self.vectors, chunk):
+            laid = ByDistance(d_logits_BHMS[:, :, rows], run, own.dtype)
+            found[:, :, rows] += laid.sums_of_vectors()
+            laid.add_sums_of_states(sums[1], own[:, :, rows])
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyBlock:
+    """By key and distance: the roles of queries and keys are exchanged."""
+
+    key_BGKD: torch.Tensor
+    vectors: Vectors
+
+    @property
+    def batch(self) -> int:
+        return self.key_BGKD.shape[0]
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.key_BGKD, self.vectors.near_HND
+
+    def with_tensors(self, *tensors: torch.Tensor) -> KeyBlock:
+        return KeyBlock(tensors[0], dataclasses.replace(self.vectors, near_HND=tensors[1]))
+
+    def _runs(self, chunk: Chunk) -> Iterator[tuple[Run, slice, torch.Tensor]]:
+        shared = (chunk.heads.stop - chunk.heads.start) // (chunk.groups.stop - chunk.groups.start)
+        for start in range(0, chunk.seen, RUN):
+            stop = min(start + RUN, chunk.seen)
+            run = Run(self.vectors, chunk.heads, (start, stop), (chunk.start, chunk.stop))
+            states = self.key_BGKD[:, chunk.groups, start:stop]
+            yield run, slice(start, stop), states.repeat_interleave(shared, dim=1) if shared > 1 else states
+
+    def put(self, into_BHMS: torch.Tensor, chunk: Chunk, fresh: bool) -> None:
+        for run, rows, states in self._runs(chunk):
+            ends = products_with_ends(states, self.vectors, chunk.heads) if run.far else states
+            put_products(into_BHMS[..., rows].transpose(-1, -2), states, ends, run, fresh)
+
+    def take_back(self, d_logits_BHMS: torch.Tensor, chunk: Chunk, sums: list[torch.Tensor]) -> None:
+        for run, rows, states in self._runs(chunk):
+            laid = ByDistance(d_logits_BHMS[..., rows].transpose(-1, -2), run, states.dtype)
+            found = laid.sums_of_vectors()
+            own = sums[0][:, chunk.groups, rows]
+            own += found.unflatten(1, (own.shape[1], -1)).sum(2)
+            laid.add_sums_of_states(sums[1], states)
+
+
+@dataclasses.dataclass(frozen=True)
+class SeparableBlock:
+    """A product of something of the query and something of the key, folded into the logits of a chunk."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+
+    @property
+    def batch(self) -> int:
+        return max(self.queries.shape[0], self.keys.shape[0])
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.queries, self.keys
+
+    def with_tensors(self, *tensors: torch.Tensor) -> SeparableBlock:
+        return SeparableBlock(*tensors)
+
+    def _parts(self, queries: torch.Tensor, keys: torch.Tensor, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
+        return of_heads(queries, 1, chunk.heads)[:, :, chunk.queries], of_heads(keys, 1, chunk.heads)[
+            :, :, : chunk.seen
+        ]
+
+    def put(self, into_BHMS: torch.Tensor, chunk: Chunk, fresh: bool) -> None:
+        queries, keys = self._parts(self.queries, self.keys, chunk)
+        across, batch = keys.transpose(-1, -2), (max(queries.shape[0], keys.shape[0]), into_BHMS.shape[1])
+        if fresh and batch == into_BHMS.shape[:2] and queries.dtype == into_BHMS.dtype:
+            torch.matmul(queries, across, out=into_BHMS)
+        else:
+            _put(into_BHMS, queries.matmul(across), fresh)
+
+    def take_back(self, d_logits_BHMS: torch.Tensor, chunk: Chunk, sums: list[torch.Tensor]) -> None:
+        queries, keys = self._parts(self.queries, self.keys, chunk)
+        for_queries, for_keys = self._parts(sums[0], sums[1], chunk)
+        d_logits = d_logits_BHMS.to(queries.dtype)
+        if for_queries.shape[0] == for_keys.shape[0] == 1:  # the same for all rows of the batch: sum first
+            d_logits = d_logits.sum(0, keepdim=True)
+        for_queries += d_logits.matmul(keys).sum_to_size(for_queries.shape)
+        for_keys += d_logits.transpose(-1, -2).matmul(queries).sum_to_size(for_keys.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeBlock:
+    """Anything else, written out: (B or 1, H or 1, Q or 1, K), its queries in rising order."""
+
+    values: torch.Tensor
+
+    @property
+    def batch(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.values,)
+
+    def with_tensors(self, *tensors: torch.Tensor) -> WholeBlock:
+        return WholeBlock(*tensors)
+
+    def _part(self, values: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+        values, count = of_heads(values, 1, chunk.heads)[..., : chunk.seen], values.shape[2]
+        return values if count == 1 else values[:, :, count - chunk.stop : count - chunk.start]
+
+    def put(self, into_BHMS: torch.Tensor, chunk: Chunk, fresh: bool) -> None:
+        _put(into_BHMS, self._part(self.values, chunk).flip(2), fresh)
+
+    def take_back(self, d_logits_BHMS: torch.Tensor, chunk: Chunk, sums: list[torch.Tensor]) -> None:
+        own = self._part(sums[0], chunk)
+        own += d_logits_BHMS.flip(2).sum_to_size(own.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueBlock:
+    """Vectors by distance that join the values."""
+
+    vectors: Vectors
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.vectors.near_HND,)
+
+    def with_tensors(self, *tensors: torch.Tensor) -> ValueBlock:
+        return ValueBlock(dataclasses.replace(self.vectors, near_HND=tensors[0]))
+
+    def add_weighted(self, output_BHMD: torch.Tensor, weights_BHMS: torch.Tensor, chunk: Chunk) -> None:
+        """To each query's output, the vectors at its keys' distances by the keys' weights."""
+        for run, rows in _query_runs(self.vectors, chunk):
+            laid = ByDistance(weights_BHMS[:, :, rows], run, output_BHMD.dtype)
+            output_BHMD[:, :, rows] += laid.sums_of_vectors()
+
+    def take_back(
+        self,
+        grad_BHMD: torch.Tensor,
+        weights_BHMS: torch.Tensor,
+        chunk: Chunk,
+        d_weights_BHMS: torch.Tensor,
+        sums: list[torch.Tensor],
+    ) -> None:
+        """Add what the weights and the vectors get of the gradient of the output."""
+        ends = products_with_ends(grad_BHMD, self.vectors, chunk.heads)
+        for run, rows in _query_runs(self.vectors, chunk):
+            grad = grad_BHMD[:, :, rows]
+            put_products(d_weights_BHMS[:, :, rows], grad, ends[:, :, rows], run, fresh=False)
+            ByDistance(weights_BHMS[:, :, rows], run, grad.dtype).add_sums_of_states(sums[0], grad)
+
+
+def _query_runs(vectors: Vectors, chunk: Chunk) -> Iterator[tuple[Run, slice]]:
+    """Runs of a chunk's queries, and where they are in the chunk."""
+    for start in range(chunk.start, chunk.stop, RUN):
+        stop = min(start + RUN, chunk.stop)
+        run = Run(vectors, chunk.heads, (start, stop), (0, chunk.seen))
+        yield run, slice(start - chunk.start, stop - chunk.start)
+
+
+def value_block_of(rows: DistanceRows, call: AttentionCall) -> ValueBlock:
+    return ValueBlock(_vectors_of(rows, call))
+
+
+def _vectors_of(rows: DistanceRows, call: AttentionCall) -> Vectors:
+    index_L = rows.index[: call.query.shape[2] + call.key.shape[2] - 1]
+    return Vectors.of_table(rows.rows_HRD.to(call.query), index_L.to(call.query.device))
+
+
+def block_of(term: Term, call: AttentionCall) -> Block:
+    """A term, where positions are uniform. Of keys it may have more: slots that the call has cut off."""
+    num_keys, device = call.key.shape[2], call.query.device
+    if isinstance(term, DistanceBias):
+        return DistanceBlock(term.values.to(device)[:, : call.query.shape[2] + num_keys - 1])
+    if isinstance(term, QueryTerm):
+        return QueryBlock(call.content.query_BHQD.flip(2), _vectors_of(term.of, call))
+    if isinstance(term, KeyTerm):
+        return KeyBlock(call.content.key_BGKD[:, :, :num_keys], _vectors_of(term.of, call))
+    if isinstance(term, Separable):
+        return SeparableBlock(term.queries.to(device).flip(2), term.keys.to(device)[:, :, :num_keys])
+    return WholeBlock(term.to(device)[..., :num_keys])

@@ -1,0 +1,84 @@
+"""One attention that is to be computed, as every way of computing it is handed it.
+
+Shape legend: B batch, H heads, G heads of keys, Q queries, K keys, D width of a head, L = Q + K - 1 distances.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..masks import masked
+from ..scheme import Content, Positions
+from ..terms import DistanceRows, Term
+from .scores import added_up, by_slots, of_heads
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCall:
+    """What one layer's attention is called with, and what its schemes want added."""
+
+    module: Any
+    stock: Callable[..., Any]
+    """The stock function of the backend that the model is set to."""
+    query: torch.Tensor
+    """(B, H, Q, D), turned, and scaled where a scheme scales the content."""
+    key: torch.Tensor
+    """(B, G, K, D). Slots of a static cache that a first call leaves empty are cut off where queries see none ahead."""
+    value: torch.Tensor
+    attention_mask: Any
+    causal: bool
+    """Whether queries see no key ahead, and there is no mask to say so."""
+    scaling: float
+    dropout: float
+    terms: list[Term]
+    """Of the scores."""
+    value_rows: list[DistanceRows]
+    """Vectors that join the values."""
+    positions: Positions
+    content: Content
+    extra: dict[str, Any]
+    """What else the stock function was to be told."""
+
+    def run_stock(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, dropout: float | None = None
+    ) -> Any:
+        dropout = self.dropout if dropout is None else dropout
+        return self.stock(self.module, query, key, value, mask, scaling=self.scaling, dropout=dropout, **self.extra)
+
+    def wants_gradient(self) -> bool:
+        """Whether anything that is multiplied here is to get a gradient."""
+        mine = [self.query, self.key, self.value, *tensors_of(self.terms), *tensors_of(self.value_rows)]
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in mine)
+
+    def trains_terms(self) -> bool:
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_of(self.terms))
+
+    def summed(self, heads: slice | None = None) -> torch.Tensor:
+        """The sum of the terms, (H, L) by distance or (B or 1, H, Q, K), of all heads or some."""
+        terms = self.terms if heads is None else [of_heads(term, heads) for term in self.terms]
+        content = self.content if heads is None else self.content.of_heads(heads)
+        values = added_up(terms, self.positions, content)
+        return values[..., : values.shape[-1] - self.positions.key_length + self.key.shape[2]]
+
+    def bias(self, heads: slice | None = None) -> torch.Tensor:
+        """The sum written out, with the lowest number where there is nothing to see: a mask for the stock function."""
+        values = self.summed(heads)
+        bias = by_slots(values, self.query.shape[2], self.key.shape[2]) if values.dim() == 2 else values
+        return masked(bias.to(self.query.dtype), self.attention_mask, self.causal)
+
+
+def tensors_of(terms: Any) -> list[torch.Tensor]:
+    """All tensors in some terms, or in vectors that join the values."""
+    found: list[torch.Tensor] = []
+    for term in terms:
+        if isinstance(term, torch.Tensor):
+            found.append(term)
+        elif isinstance(term, list):
+            found.extend(tensors_of(term))
+        else:
+            found.extend(tensors_of([getattr(term, field.name) for field in dataclasses.fields(term)]))
+    return found

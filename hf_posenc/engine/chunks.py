@@ -1,0 +1,231 @@
+"""Attention in chunks of some heads and queries, with a backward pass of its own: the logits are never there at once.
+
+torch's kernels have no gradient to a mask, and would write everything out for it. Here the backward pass makes the
+weights of a chunk anew, as flash attention does, and hands the gradient of its logits to each term. Queries, outputs
+and their gradients are in falling order here, the last one first (see `bands`).
+
+Shape legend: B batch, H heads, G heads of keys, Q queries, M of a chunk, S keys that it sees, D width of a head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..masks import masked
+from .blocks import Block, Chunk, QueryBlock, ValueBlock, block_of, chunks, value_block_of
+from .calls import AttentionCall
+
+QUERIES, FEW_QUERIES = 1024, 256
+"""In a chunk; the fewer where terms are of the distance alone. Measured: more leave the caches, fewer cost calls."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All of an attention but its tensors, which autograd must see and may put away until it needs them."""
+
+    size: int
+    blocks: tuple[Block, ...]
+    value_blocks: tuple[ValueBlock, ...]
+    mask: torch.Tensor | None
+    causal: bool
+    scaling: float
+    dropout: float
+    seed: int
+    """Of the dropout, so that the backward pass drops what the forward pass did."""
+    dtype: torch.dtype
+    """Of the sum of the terms."""
+
+    def all_blocks(self) -> tuple[Any, ...]:
+        return self.blocks + self.value_blocks
+
+    def with_tensors(self, tensors: list[torch.Tensor]) -> Plan:
+        """The same with other tensors in its blocks."""
+        bound = [
+            block.with_tensors(*own) for block, own in zip(self.all_blocks(), self.shared_out(tensors), strict=True)
+        ]
+        count = len(self.blocks)
+        return dataclasses.replace(self, blocks=tuple(bound[:count]), value_blocks=tuple(bound[count:]))
+
+    def shared_out(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """For each block, as many of the tensors as it has."""
+        left = iter(tensors)
+        return [[next(left) for _ in block.tensors] for block in self.all_blocks()]
+
+    @classmethod
+    def of(cls, call: AttentionCall, size: int) -> Plan:
+        blocks = [block_of(term, call) for term in call.terms]
+        # The first one is written, the others are added to it: by query is the order they are written in.
+        blocks.sort(key=lambda block: not isinstance(block, QueryBlock))
+        values = [value_block_of(rows, call) for rows in call.value_rows]
+        return cls(
+            size=size,
+            blocks=tuple(blocks),
+            value_blocks=tuple(values),
+            mask=call.attention_mask,
+            causal=call.causal,
+            scaling=call.scaling,
+            dropout=call.dropout,
+            seed=int(torch.randint(2**62, ())) if call.dropout else 0,
+            dtype=call.positions.dtype,
+        )
+
+
+Forward = Callable[..., torch.Tensor]
+
+
+def sdpa_by_chunks(call: AttentionCall) -> torch.Tensor:
+    """(B, Q, H, D), queries as they came: any terms where positions are uniform, and vectors that join the values."""
+
+    def forward(plan: Plan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        output_BQHD = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+        by_hand = plan.dropout or plan.value_blocks
+        room = None if by_hand else Room(plan, query, key)
+        for chunk in chunks(query, key, plan.causal, plan.size):
+            own = output_BQHD[:, chunk.queries, chunk.heads]
+            if room is None:
+                weights, kept = _weights(plan, chunk, query, key)
+                own.copy_(_weighted(plan, chunk, weights if kept is None else weights * kept, value).transpose(1, 2))
+            else:
+                q, k, v = query[:, chunk.heads, chunk.queries], key[:, chunk.groups], value[:, chunk.groups]
+                mask = _masked(plan, chunk, _bias(plan, chunk, room).to(query.dtype))
+                own.copy_(call.run_stock(q, k[:, :, : chunk.seen], v[:, :, : chunk.seen], mask)[0])
+        return output_BQHD
+
+    return _attend(call, Plan.of(call, QUERIES), forward)
+
+
+def trained_by_chunks(call: AttentionCall, forward: Forward) -> torch.Tensor:
+    """(B, Q, H, D): with a forward pass of the caller's, in falling order; for a term of the distance, no dropout."""
+    return _attend(call, Plan.of(call, FEW_QUERIES), forward)
+
+
+def _attend(call: AttentionCall, plan: Plan, forward: Forward) -> torch.Tensor:
+    own = [tensor for block in plan.all_blocks() for tensor in block.tensors]
+    tensors = [call.query.flip(2), call.key, call.value, *own]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        bare = plan.with_tensors([tensor.new_empty(0) for tensor in own])
+        return _ByChunks.apply(bare, forward, *tensors).flip(1)
+    return forward(plan, *tensors[:3]).flip(1)
+
+
+class Room:
+    """Memory for the terms of a chunk, which every chunk uses again: fresh pages cost more than what is put there."""
+
+    def __init__(self, plan: Plan, query: torch.Tensor, key: torch.Tensor) -> None:
+        self._batch = max((block.batch for block in plan.blocks), default=1)
+        largest = max(
+            (chunk.heads.stop - chunk.heads.start) * (chunk.stop - chunk.start) * chunk.seen
+            for chunk in chunks(query, key, plan.causal, plan.size)
+        )
+        self._memory = query.new_empty(self._batch * largest, dtype=plan.dtype)
+
+    def of(self, chunk: Chunk) -> torch.Tensor:
+        """(B or 1, H, M, S)."""
+        size = (self._batch, chunk.heads.stop - chunk.heads.start, chunk.stop - chunk.start, chunk.seen)
+        return self._memory[: math.prod(size)].view(size)
+
+
+def _bias(plan: Plan, chunk: Chunk, room: Room) -> torch.Tensor:
+    """(B or 1, H, M, S): the sum of the terms."""
+    total_BHMS = room.of(chunk)
+    for number, block in enumerate(plan.blocks):
+        block.put(total_BHMS, chunk, fresh=number == 0)
+    return total_BHMS
+
+
+def _masked(plan: Plan, chunk: Chunk, bias_BHMS: torch.Tensor) -> torch.Tensor:
+    """With what the chunk's queries must not see hidden."""
+    if plan.mask is not None:
+        mask, count = plan.mask, plan.mask.shape[-2]
+        mask = mask if count == 1 else mask[..., count - chunk.stop : count - chunk.start, :].flip(-2)
+        return masked(bias_BHMS, mask[..., : chunk.seen], False)
+    if plan.causal:
+        count = chunk.stop - chunk.start
+        ahead = torch.ones(count, count, dtype=torch.bool, device=bias_BHMS.device).triu(1).flip(0)
+        bias_BHMS[..., chunk.seen - count :].masked_fill_(ahead, torch.finfo(bias_BHMS.dtype).min)
+    return bias_BHMS
+
+
+def _weights(
+    plan: Plan, chunk: Chunk, query: torch.Tensor, key: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(B, H, M, S) in a wide dtype, and what dropout multiplies them by."""
+    q, k = query[:, chunk.heads, chunk.queries], _for_heads(key, chunk)
+    wide = torch.promote_types(query.dtype, torch.float32)  # the lowest float16 and a logit would be -inf together
+    logits = q.matmul(k.transpose(-1, -2)).to(wide).mul_(plan.scaling)
+    for block in plan.blocks:
+        block.put(logits, chunk, fresh=False)
+    weights = torch.softmax(_masked(plan, chunk, logits), dim=-1)
+    if not plan.dropout:
+        return weights, None
+    generator = torch.Generator(query.device).manual_seed(plan.seed + chunk.heads.start * query.shape[2] + chunk.start)
+    kept = torch.empty_like(weights).bernoulli_(1 - plan.dropout, generator=generator)
+    return weights, kept.div_(1 - plan.dropout)
+
+
+def _for_heads(states_BGKD: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+    """(B, H, S, D): the keys or values that the chunk sees, once for each of its heads."""
+    own = states_BGKD[:, chunk.groups, : chunk.seen]
+    shared = (chunk.heads.stop - chunk.heads.start) // own.shape[1]
+    return own.repeat_interleave(shared, dim=1) if shared > 1 else own
+
+
+def _weighted(plan: Plan, chunk: Chunk, weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """(B, H, M, D): values, and the vectors that join them."""
+    v = _for_heads(value, chunk)
+    output = weights.to(v.dtype).matmul(v)
+    for block in plan.value_blocks:
+        block.add_weighted(output, weights, chunk)
+    return output
+
+
+class _ByChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
+        bare = [tensor.detach() for tensor in tensors]  # of a mask that wants a gradient, SDPA writes out everything
+        output_BQHD = forward(plan.with_tensors(bare[3:]), *bare[:3])
+        ctx.save_for_backward(output_BQHD, *tensors)
+        ctx.plan = plan
+        return output_BQHD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BQHD: torch.Tensor) -> Any:
+        output_BQHD, *tensors = ctx.saved_tensors
+        query, key, value, *own = tensors
+        plan: Plan = ctx.plan.with_tensors(own)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        sums = [torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, wide)) for tensor in tensors]
+        d_query, d_key, d_value, *d_own = sums
+        of_blocks = plan.shared_out(d_own)
+        of_blocks, of_values = of_blocks[: len(plan.blocks)], of_blocks[len(plan.blocks) :]
+        grad, output = grad_BQHD.transpose(1, 2), output_BQHD.transpose(1, 2)
+        for chunk in chunks(query, key, plan.causal, plan.size):
+            q, g, o = (states[:, chunk.heads, chunk.queries] for states in (query, grad, output))
+            k, v = _for_heads(key, chunk), _for_heads(value, chunk)
+            weights, kept = _weights(plan, chunk, query, key)
+            given = weights if kept is None else weights * kept
+            _add_by_group(d_value, chunk, given.to(g.dtype).transpose(-1, -2).matmul(g))
+            d_weights = g.matmul(v.transpose(-1, -2)).to(wide)
+            for value_block, found in zip(plan.value_blocks, of_values, strict=True):
+                value_block.take_back(g, given, chunk, d_weights, found)
+            if kept is not None:
+                d_weights.mul_(kept)
+            d_logits = d_weights.sub_((g.to(wide) * o).sum(-1, keepdim=True)).mul_(weights)
+            for block, found in zip(plan.blocks, of_blocks, strict=True):
+                block.take_back(d_logits, chunk, found)
+            d_scaled = d_logits.mul_(plan.scaling).to(q.dtype)
+            d_query[:, chunk.heads, chunk.queries] = d_scaled.matmul(k).to(wide)
+            _add_by_group(d_key, chunk, d_scaled.transpose(-1, -2).matmul(q))
+        return None, None, *(found.to(tensor.dtype) for found, tensor in zip(sums, tensors, strict=True))
+
+
+def _add_by_group(sums_BGKD: torch.Tensor, chunk: Chunk, found_BHSD: torch.Tensor) -> None:
+    own = sums_BGKD[:, chunk.groups, : chunk.seen]
+    own += found_BHSD.unflatten(1, (own.shape[1], -1)).sum(2)

@@ -1,0 +1,92 @@
+"""Which way an attention is computed, and why: a pure function of what the engine knows before it begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from ..terms import DistanceBias
+
+CAN_ADD_SCORES = ("sdpa", "eager", "flex_attention")
+CAN_ADD_VALUES = ("sdpa", "eager")
+
+
+class Path(enum.Enum):
+    """The ways, each with what is special about it."""
+
+    STOCK = "the stock function, untouched"
+    VIEW = "stock kernel, bias as a view of one vector a head"
+    VIEW_BY_ROWS = "stock kernel on each row without its padding, bias as a view of one vector a head"
+    CHUNKS = "some heads and queries at a time, in memory linear in the length"
+    HEADS = "stock kernel, bias written out for two heads at a time"
+    WRITTEN_OUT = "stock kernel, bias written out"
+    WEIGHTS = "weights written out, to join the vectors of the values"
+    FLEX = "flex_attention, with a score_mod that looks up vectors and tables"
+    REFUSED = "refused: this backend would drop the term"
+
+
+class Mask(enum.Enum):
+    """What the engine knows of the mask."""
+
+    NONE = "no mask"
+    PADDING = "padding at the ends of rows"
+    OTHER = "any other"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Situation:
+    """Everything that the choice depends on."""
+
+    backend: str
+    forms: frozenset[type]
+    """Of the score terms."""
+    values: bool = False
+    """Whether vectors join the values."""
+    uniform: bool = True
+    """Whether every query sees its keys at the same distances by slot."""
+    mask: Mask = Mask.NONE
+    one_query: bool = False
+    on_cpu: bool = True
+    tracing: bool = False
+    gradient: bool = False
+    trains_terms: bool = False
+    trains_mask: bool = False
+    dropout: bool = False
+
+    @property
+    def by_distance(self) -> bool:
+        return bool(self.forms) and all(form is DistanceBias for form in self.forms) and not self.values
+
+
+def choose(now: Situation) -> tuple[Path, str]:
+    """The cheapest exact way, and the reason for it."""
+    if not now.forms and not now.values:
+        return Path.STOCK, "nothing is added to scores or values"
+    if now.backend not in (CAN_ADD_VALUES if now.values else CAN_ADD_SCORES):
+        return Path.REFUSED, f"{now.backend} can add nothing to {'values' if now.values else 'scores'}"
+    if now.backend == "flex_attention":
+        return Path.FLEX, "the scores can be changed in the kernel"
+    written = Path.WEIGHTS if now.values else Path.WRITTEN_OUT
+    if now.backend != "sdpa":
+        return written, f"{now.backend} writes out everything"
+    if now.one_query:
+        return written, "one query: no more than a row"
+    if now.tracing or not now.on_cpu:
+        where = "compiled or exported code" if now.tracing else "kernels of other devices"
+        return written, f"{where} would copy a view; flex_attention writes out nothing"
+    if now.trains_mask:
+        return written, "the mask itself is to get a gradient"
+    if not now.uniform:
+        if now.values or now.gradient:
+            return written, "positions with gaps or documents: a distance for each pair"
+        return Path.HEADS, "positions with gaps or documents: a distance for each pair"
+    if now.by_distance and not (now.trains_terms and now.dropout):
+        if now.mask is Mask.NONE:
+            return Path.VIEW, "by head and distance only, and nothing is hidden but keys ahead"
+        if now.mask is Mask.PADDING:
+            return Path.VIEW_BY_ROWS, "by head and distance only, and padding is at the ends of rows"
+        return Path.CHUNKS, "a mask that is no function of the distance"
+    if now.by_distance:
+        return Path.CHUNKS, "dropout of a trained bias: the backward pass must drop the same"
+    what = "vectors join the values" if now.values else "terms of the content or of places"
+    return Path.CHUNKS, f"{what}: written out for a chunk, and made anew in the backward pass"

@@ -1,0 +1,74 @@
+"""SDPA with a bias by distance as a strided view of one vector per head: no tensor of queries x keys, however long.
+
+Row q of the bias is the vector read from Q - 1 - q on, so with the queries in reverse, row t is read from t on, which
+is a view with both strides 1.
+
+Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K - 1 distances.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import nn
+
+from ..terms import DistanceBias
+from .calls import AttentionCall
+from .chunks import Plan, trained_by_chunks
+from .scores import rows_by_falling_query
+
+CAUSAL_RUN = 256
+"""Queries at a time. Measured: fewer cost calls, more cost keys that nobody sees."""
+
+
+def sdpa_strided(call: AttentionCall, values_HL: torch.Tensor) -> torch.Tensor:
+    """(B, Q, H, D): attention with the bias as a view. If the bias is trained, with a backward pass of its own."""
+    if not (torch.is_grad_enabled() and values_HL.requires_grad):
+        return _in_runs(call, call.query.flip(2), call.key, call.value, values_HL).flip(1)
+
+    def forward(plan: Plan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return _in_runs(call, query, key, value, plan.blocks[0].tensors[0])
+
+    return trained_by_chunks(dataclasses.replace(call, terms=[DistanceBias(values_HL)]), forward)
+
+
+def _in_runs(
+    call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, values_HL: torch.Tensor
+) -> torch.Tensor:
+    """The stock function on each run of queries in falling order, with a view as its mask."""
+    length, values_HL = query.shape[2], values_HL.to(query.dtype)
+    size = CAUSAL_RUN if call.causal else length
+    if call.causal:
+        ahead = torch.arange(values_HL.shape[-1], device=values_HL.device) >= length
+        values_HL = values_HL.masked_fill(ahead, float("-inf"))
+    outputs = []
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        seen = length - start if call.causal else key.shape[2]  # with a mask, the kernel skips none that nobody sees
+        view = rows_by_falling_query(values_HL[:, start : stop + seen - 1], seen)[None]
+        outputs.append(call.run_stock(query[:, :, start:stop], key[:, :, :seen], value[:, :, :seen], view)[0])
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def sdpa_strided_by_rows(call: AttentionCall, values_HL: torch.Tensor) -> torch.Tensor:
+    """`sdpa_strided` on what is not padding of each row: rows of equal padding together, and no mask at all.
+
+    A mask of keys is no function of the distance. But without its padding, each row is a plain input.
+    """
+    spans, length = call.positions.spans, call.query.shape[2]
+    assert spans is not None
+    outputs: list[torch.Tensor | None] = [None] * len(spans)
+    for start, stop in dict.fromkeys(spans):
+        rows = [row for row, span in enumerate(spans) if span == (start, stop)]
+        own = values_HL[:, length - (stop - start) : length - 1 + (stop - start)]
+        q, k, v = (states[rows][:, :, start:stop] for states in (call.query, call.key, call.value))
+        output_BQHD = q.transpose(1, 2)
+        if start < stop:  # a row may be nothing but padding
+            causal = call.positions.causal and stop - start > 1
+            inner = dataclasses.replace(call, query=q, key=k, value=v, attention_mask=None, causal=causal)
+            output_BQHD = sdpa_strided(inner, own)
+        padded = nn.functional.pad(output_BQHD, (0, 0, 0, 0, start, length - stop))
+        for row, output in zip(rows, padded, strict=True):
+            outputs[row] = output
+    return torch.stack(outputs)  # type: ignore[arg-type]

@@ -1,0 +1,67 @@
+"""`hf_posenc.explain` says what the engine then does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from cases import ARCHITECTURES, CASES, Case, pairs
+
+import hf_posenc
+from hf_posenc import attention
+from hf_posenc.engine.paths import Path
+
+PADDED, HOLED = torch.tensor([[0, 0, *[1] * 10], [1] * 12]), torch.tensor([[1, 0, *[1] * 10], [1] * 12])
+GAPS = torch.tensor([[*range(6), *range(9, 15)], [*range(12)]])
+INPUTS: dict[str, dict[str, Any]] = {
+    "no padding": {},
+    "padding at the ends of rows": {"attention_mask": PADDED},
+    "another mask": {"attention_mask": HOLED},
+    "documents or gaps in position_ids": {"position_ids": GAPS},
+    "training": {},
+}
+
+
+@pairs(ARCHITECTURES, CASES)
+def test_explain_says_what_is_done(case: Case, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, taken = tiny.model(architecture, case.scheme), []
+    explanation = hf_posenc.explain(model)
+    assert len(explanation.layers) == tiny.LAYERS
+    real = attention.compute
+
+    def watched(call: Any, path: Path) -> Any:
+        taken.append((call.module.layer_idx, path))
+        return real(call, path)
+
+    monkeypatch.setattr(attention, "compute", watched)
+    for occasion, inputs in INPUTS.items():
+        if case.contextual and "position_ids" in inputs:
+            continue  # it counts for itself, so that gaps are nothing to it
+        taken.clear()
+        with torch.set_grad_enabled(occasion == "training"):
+            model(tiny.tokens(2, 12), use_cache=False, **inputs)
+        expected = [
+            (layer.layer, choice.path)
+            for layer in explanation.layers
+            for choice in layer.choices
+            if (choice.backend, choice.occasion) == ("sdpa", occasion) and choice.path is not Path.STOCK
+        ]
+        assert taken == expected, occasion
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    scheme = ["learned", {"type": "alibi", "layers": [0, 1]}]
+    hf_posenc.explain(tiny.model("gpt2", scheme))
+    printed = capsys.readouterr().out
+    assert printed.startswith("input: learned\nlayers 0 to 1: alibi: score\n  sdpa")
+    assert "layer 2: nothing acts\n  sdpa               always: the stock function, untouched" in printed
+    assert "flash_attention_2  always: refused" in printed
+    hf_posenc.explain(tiny.model("gpt2"))
+    assert capsys.readouterr().out == "a stock model: hf_posenc does nothing in it\n"
+
+
+def test_refusals_are_those_of_the_engine() -> None:
+    for choice in hf_posenc.explain(tiny.model("gpt2", "shaw")).layers[0].choices:
+        assert (choice.path is Path.REFUSED) == (choice.backend in ("flex_attention", "flash_attention_2"))
