@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -153,6 +152,7 @@ class Content:
         """Sends states, (R, E), through the layer's own query and key projections: two of (H, R, D)."""
         self.key_BGKD = key_BGKD
         """As the cache has them, after any rotation: one for each group of heads that share a key."""
+        self._key_BHKD: torch.Tensor | None = None
 
     def of_heads(self, heads: slice) -> Content:
         """The same for some of the heads: whole groups that share a key, one or several."""
@@ -167,11 +167,13 @@ class Content:
             self.project,
         )
 
-    @functools.cached_property
+    @property
     def key_BHKD(self) -> torch.Tensor:
         """The keys once for each head."""
-        groups = self.query_BHQD.shape[1] // self.key_BGKD.shape[1]
-        return self.key_BGKD.repeat_interleave(groups, dim=1) if groups > 1 else self.key_BGKD
+        if self._key_BHKD is None:
+            groups = self.query_BHQD.shape[1] // self.key_BGKD.shape[1]
+            self._key_BHKD = self.key_BGKD.repeat_interleave(groups, dim=1) if groups > 1 else self.key_BGKD
+        return self._key_BHKD
 
 
 class Kind(enum.Enum):

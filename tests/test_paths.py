@@ -33,6 +33,8 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strided, "CAUSAL_RUN", 5)
     monkeypatch.setattr(chunks, "QUERIES", 7)
     monkeypatch.setattr(chunks, "FEW_QUERIES", 6)
+    monkeypatch.setattr(chunks, "COLUMNS", 5)
+    monkeypatch.setattr(blocks, "HEADS_AT_A_TIME", 3)
     for module in (bands, blocks):
         monkeypatch.setattr(module, "RUN", 4)
 
@@ -302,10 +304,17 @@ WRITTEN_OUT = ("fire", "fire+alibi", "tupe-untied", "cope")
 def test_nothing_of_queries_by_keys_is_built(
     case: Case, architecture: str, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for one head of all, where chunks are short: a quarter of it, and that only for a chunk of two heads."""
-    names = [(strided, "CAUSAL_RUN"), (chunks, "QUERIES"), (chunks, "FEW_QUERIES"), (bands, "RUN"), (blocks, "RUN")]
+    """Not for one head of four, where chunks are short: a quarter of that, for some queries of all heads."""
+    names = [
+        (strided, "CAUSAL_RUN"),
+        (chunks, "QUERIES"),
+        (chunks, "FEW_QUERIES"),
+        (chunks, "COLUMNS"),
+        (bands, "RUN"),
+        (blocks, "RUN"),
+    ]
     for module, name in names:
-        monkeypatch.setattr(module, name, 64)
+        monkeypatch.setattr(module, name, 32)
     length = 1024
     sizes = {"max_position_embeddings" if architecture == "bert" else "n_positions": length}
     model, ids = tiny.model(architecture, case.scheme, torch.float32, **sizes), tiny.tokens(1, length)

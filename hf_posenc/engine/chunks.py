@@ -18,18 +18,18 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ..masks import masked
-from .blocks import Block, Chunk, QueryBlock, ValueBlock, block_of, chunks, value_block_of
+from .blocks import Block, Chunk, KeyBlock, QueryBlock, ValueBlock, block_of, chunks, value_block_of
 from .calls import AttentionCall
 
-QUERIES, FEW_QUERIES = 1024, 256
-"""In a chunk; the fewer where terms are of the distance alone. Measured: more leave the caches, fewer cost calls."""
+QUERIES, FEW_QUERIES, COLUMNS = 1024, 256, 512
+"""In a chunk: where the kernel computes it; where weights are written out, to stay in the caches; and there if queries
+are the columns of a band, which is the wider for each run of them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """All of an attention but its tensors, which autograd must see and may put away until it needs them."""
 
-    size: int
     blocks: tuple[Block, ...]
     value_blocks: tuple[ValueBlock, ...]
     mask: torch.Tensor | None
@@ -57,14 +57,22 @@ class Plan:
         left = iter(tensors)
         return [[next(left) for _ in block.tensors] for block in self.all_blocks()]
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether weights must be in hand in the forward pass, as they must be in the backward pass."""
+        return bool(self.dropout or self.value_blocks)
+
+    @property
+    def size_by_hand(self) -> int:
+        return COLUMNS if any(isinstance(block, KeyBlock) for block in self.blocks) else FEW_QUERIES
+
     @classmethod
-    def of(cls, call: AttentionCall, size: int) -> Plan:
+    def of(cls, call: AttentionCall) -> Plan:
         blocks = [block_of(term, call) for term in call.terms]
         # The first one is written, the others are added to it: by query is the order they are written in.
         blocks.sort(key=lambda block: not isinstance(block, QueryBlock))
         values = [value_block_of(rows, call) for rows in call.value_rows]
         return cls(
-            size=size,
             blocks=tuple(blocks),
             value_blocks=tuple(values),
             mask=call.attention_mask,
@@ -84,9 +92,8 @@ def sdpa_by_chunks(call: AttentionCall) -> torch.Tensor:
 
     def forward(plan: Plan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         output_BQHD = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
-        by_hand = plan.dropout or plan.value_blocks
-        room = None if by_hand else Room(plan, query, key)
-        for chunk in chunks(query, key, plan.causal, plan.size):
+        room = None if plan.by_hand else Room(plan, query, key)
+        for chunk in chunks(query, key, plan.causal, plan.size_by_hand if plan.by_hand else QUERIES):
             own = output_BQHD[:, chunk.queries, chunk.heads]
             if room is None:
                 weights, kept = _weights(plan, chunk, query, key)
@@ -97,12 +104,12 @@ def sdpa_by_chunks(call: AttentionCall) -> torch.Tensor:
                 own.copy_(call.run_stock(q, k[:, :, : chunk.seen], v[:, :, : chunk.seen], mask)[0])
         return output_BQHD
 
-    return _attend(call, Plan.of(call, QUERIES), forward)
+    return _attend(call, Plan.of(call), forward)
 
 
 def trained_by_chunks(call: AttentionCall, forward: Forward) -> torch.Tensor:
     """(B, Q, H, D): with a forward pass of the caller's, in falling order; for a term of the distance, no dropout."""
-    return _attend(call, Plan.of(call, FEW_QUERIES), forward)
+    return _attend(call, Plan.of(call), forward)
 
 
 def _attend(call: AttentionCall, plan: Plan, forward: Forward) -> torch.Tensor:
@@ -121,7 +128,7 @@ class Room:
         self._batch = max((block.batch for block in plan.blocks), default=1)
         largest = max(
             (chunk.heads.stop - chunk.heads.start) * (chunk.stop - chunk.start) * chunk.seen
-            for chunk in chunks(query, key, plan.causal, plan.size)
+            for chunk in chunks(query, key, plan.causal, QUERIES)
         )
         self._memory = query.new_empty(self._batch * largest, dtype=plan.dtype)
 
@@ -206,7 +213,7 @@ class _ByChunks(torch.autograd.Function):
         of_blocks = plan.shared_out(d_own)
         of_blocks, of_values = of_blocks[: len(plan.blocks)], of_blocks[len(plan.blocks) :]
         grad, output = grad_BQHD.transpose(1, 2), output_BQHD.transpose(1, 2)
-        for chunk in chunks(query, key, plan.causal, plan.size):
+        for chunk in chunks(query, key, plan.causal, plan.size_by_hand):
             q, g, o = (states[:, chunk.heads, chunk.queries] for states in (query, grad, output))
             k, v = _for_heads(key, chunk), _for_heads(value, chunk)
             weights, kept = _weights(plan, chunk, query, key)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+import torch
+
 from ..terms import DistanceBias
 
 CAN_ADD_SCORES = ("sdpa", "eager", "flex_attention")
@@ -18,7 +20,7 @@ class Path(enum.Enum):
     VIEW = "stock kernel, bias as a view of one vector a head"
     VIEW_BY_ROWS = "stock kernel on each row without its padding, bias as a view of one vector a head"
     CHUNKS = "some heads and queries at a time, in memory linear in the length"
-    HEADS = "stock kernel, bias written out for two heads at a time"
+    HEADS = "stock kernel, bias written out for some heads at a time"
     WRITTEN_OUT = "stock kernel, bias written out"
     WEIGHTS = "weights written out, to join the vectors of the values"
     FLEX = "flex_attention, with a score_mod that looks up vectors and tables"
@@ -65,6 +67,8 @@ def choose(now: Situation) -> tuple[Path, str]:
     if now.backend not in (CAN_ADD_VALUES if now.values else CAN_ADD_SCORES):
         return Path.REFUSED, f"{now.backend} can add nothing to {'values' if now.values else 'scores'}"
     if now.backend == "flex_attention":
+        if torch.Tensor in now.forms:
+            return Path.FLEX, "of the scores, what is of no form that could be looked up is written out"
         return Path.FLEX, "the scores can be changed in the kernel"
     written = Path.WEIGHTS if now.values else Path.WRITTEN_OUT
     if now.backend != "sdpa":
