@@ -107,11 +107,9 @@ def schemes_at(seam: str, module: PositionedAttention, posenc: Positions) -> lis
     """The schemes that act at a seam of this layer, each with what it prepared and its part of the layer."""
     parts = getattr(module, "position_scheme", None)
     found = []
-    for place in posenc.active[module.layer_idx]:
-        scheme = posenc.schemes[place]
-        if scheme.acts_at(seam):
-            part = parts[str(place)].__call__ if parts is not None and str(place) in parts else None
-            found.append((scheme, posenc.prepared[place], part))
+    for place in posenc.active[module.layer_idx][seam]:
+        part = parts[str(place)].__call__ if parts is not None and str(place) in parts else None
+        found.append((posenc.schemes[place], posenc.prepared[place], part))
     return found
 
 
@@ -169,13 +167,14 @@ def positioned_attention(
     terms = score_terms(scoring, content)
     for scheme, _, part in schemes_at("content_scale", module, posenc):
         query = query * scheme("content_scale", part).to(query)[:, None, None]
-    empty = key.shape[2] - query.shape[2] if causal else 0  # slots of a static cache that a first call leaves empty
+    if causal and key.shape[2] > query.shape[2]:  # slots of a static cache that a first call leaves empty
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     call = AttentionCall(
         module=module,
         stock=stock,
         query=query,
-        key=key[:, :, : key.shape[2] - empty],
-        value=value[:, :, : key.shape[2] - empty],
+        key=key,
+        value=value,
         attention_mask=attention_mask,
         causal=causal,
         scaling=scaling,

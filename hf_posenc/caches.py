@@ -95,7 +95,7 @@ def all_positions(cache: Any, queries: torch.Tensor, seen: int | torch.Tensor) -
 def refuse_jump(cache: Any, queries: torch.Tensor, visible_BK: torch.Tensor | None, seen: Any) -> None:
     """Later, keys are placed by counting back from the queries: that is right only if these go on where keys ended."""
     everything = all_positions(cache, queries, seen)
-    if everything is None or tracing():
+    if everything is None or tracing() or _plainly_goes_on(everything, visible_BK, seen):
         return
     visible = torch.ones_like(everything, dtype=torch.bool)
     if visible_BK is not None:
@@ -105,6 +105,13 @@ def refuse_jump(cache: Any, queries: torch.Tensor, visible_BK: torch.Tensor | No
             "position_ids do not go on where the cached tokens ended, and this position scheme needs the distance to "
             "each of them: pass use_cache=False and the whole rows, or position_ids that go on by one"
         )
+
+
+def _plainly_goes_on(everything: torch.Tensor, visible_BK: torch.Tensor | None, seen: int) -> bool:
+    """The common case in few operations, since it is asked for each new token: no padding where old and new meet."""
+    meet = slice(seen - 1, seen + 1)
+    by_one = (everything[:, meet].diff() == 1).all()
+    return bool(by_one if visible_BK is None else by_one & visible_BK[:, meet].all())
 
 
 def _goes_on(everything: torch.Tensor, visible: torch.Tensor, seen: int) -> torch.Tensor:

@@ -73,7 +73,7 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
         queries_BQ = given.reshape(-1, num_queries)
         real_BQ = _at_slots(visible_BK, seen, num_queries)
         order, by_slot = survey(queries_BQ, slots_BQ, real_BQ)
-        by_slot = by_slot and first_call  # of keys in a cache, only the padding mask knows
+        by_slot = by_slot and (first_call or _shows_all(visible_BK, seen, num_queries))
     refuse_irregular_cache(cache, seen, order, needs.distances)
     if given is not None and needs.distances and not first_call:
         refuse_jump(cache, queries_BQ.expand(rows, -1), visible_BK, seen)
@@ -126,6 +126,13 @@ def _spans(padding: torch.Tensor) -> tuple[tuple[int, int], ...] | None:
     starts = [start if count else 0 for start, count in zip(padding.int().argmax(-1).tolist(), counts, strict=True)]
     spans = tuple((start, start + count) for start, count in zip(starts, counts, strict=True))
     return spans if all(row[start:stop].all() for row, (start, stop) in zip(padding, spans, strict=True)) else None
+
+
+def _shows_all(visible_BK: torch.Tensor | None, seen: int | torch.Tensor, num_queries: int) -> bool:
+    """Whether no key is hidden: those of a cache are then where their slots are, counted back from the queries."""
+    if visible_BK is None:
+        return True
+    return isinstance(seen, int) and not tracing() and bool(visible_BK[:, : seen + num_queries].all())
 
 
 def _leading_padding(padding: torch.Tensor) -> torch.Tensor:

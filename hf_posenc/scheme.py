@@ -52,8 +52,8 @@ class Positions:
     """
 
     schemes: Sequence[Scheme] = ()
-    active: tuple[tuple[int, ...], ...] = ()
-    """For each layer, the places of the schemes that act in it."""
+    active: tuple[dict[str, tuple[int, ...]], ...] = ()
+    """For each layer and seam, the places of the schemes that act there."""
 
     def __init__(
         self,
@@ -187,6 +187,8 @@ class Kind(enum.Enum):
     OTHER = "Others"
 
 
+LAYER_SEAMS = ("rotate", "score", "content_scale", "value")
+"""Where a scheme acts inside of a layer."""
 Part = Callable[..., Any]
 """How a scheme is handed its part of a layer: to be called. A module would be taken along to other devices by hooks."""
 

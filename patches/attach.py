@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hf_posenc.attention import refuse_backend
-from hf_posenc.scheme import LayerPart, Scheme
+from hf_posenc.scheme import LAYER_SEAMS, LayerPart, Scheme
 
 from .architecture import Architecture, NoRotation, NoTable
 
@@ -22,7 +22,8 @@ class Plan:
     schemes: list[Scheme]
     parts: dict[int, nn.ModuleDict]
     """For each layer with parameters of its own, those of each scheme by its place."""
-    active: tuple[tuple[int, ...], ...]
+    active: tuple[dict[str, tuple[int, ...]], ...]
+    """For each layer and seam, the places of the schemes that act there."""
     keeps_table: bool
     holds_table: bool
     """Whether the table that is kept is put in by its scheme: another one makes the order of them matter."""
@@ -44,7 +45,11 @@ def plan(architecture: Architecture, config: Any) -> Plan:
             if part is not None:
                 parts.setdefault(layer, nn.ModuleDict())[str(place)] = part
     active = tuple(
-        tuple(place for place, own in enumerate(layers) if layer in own) for layer in range(shape.num_layers)
+        {
+            seam: tuple(n for n, own in enumerate(layers) if layer in own and schemes[n].acts_at(seam))
+            for seam in LAYER_SEAMS
+        }
+        for layer in range(shape.num_layers)
     )
     keeps_table = any(scheme.keeps_table() for scheme in schemes)
     if sum(scheme.keeps_table() for scheme in schemes) > 1:

@@ -94,7 +94,7 @@ class BaseVariant(Variant):
     """The variant of a base model: holds the schemes, and finds the positions of every forward."""
 
     position_scheme: nn.ModuleList
-    active_schemes: tuple[tuple[int, ...], ...]
+    active_schemes: tuple[dict[str, tuple[int, ...]], ...]
     built_scheme: Any
     holds_table: bool
 

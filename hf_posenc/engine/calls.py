@@ -51,8 +51,10 @@ class AttentionCall:
 
     def wants_gradient(self) -> bool:
         """Whether anything that is multiplied here is to get a gradient."""
+        if not torch.is_grad_enabled():
+            return False
         mine = [self.query, self.key, self.value, *tensors_of(self.terms), *tensors_of(self.value_rows)]
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in mine)
+        return any(tensor.requires_grad for tensor in mine)
 
     def trains_terms(self) -> bool:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_of(self.terms))

@@ -100,6 +100,8 @@ def indices_BQK(rows: DistanceRows, posenc: Positions, num_queries: int) -> torc
 
 def by_slots(values_HL: torch.Tensor, num_queries: int, num_keys: int) -> torch.Tensor:
     """(1, H, Q, K) of the values by distance."""
+    if num_queries == 1:
+        return values_HL[None, :, None]
     if tracing():  # a view of a symbolic length would fix the length
         keys, queries = (torch.arange(length, device=values_HL.device) for length in (num_keys, num_queries))
         return values_HL[:, keys - queries[:, None] + num_queries - 1][None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -20,6 +20,14 @@ class T5Options(Options):
     bidirectional: bool | None = option(None, "tell keys ahead from keys behind; None: in encoders only")
     shared: bool = option(True, "one table for all layers (T5); false: one each (UMT5)")
     init: Literal["neutral", "paper"] = option("neutral", "a table of zeros, or at random with T5's spread")
+
+
+class Prepared(NamedTuple):
+    """The bucket of each distance; and the bias itself where all layers share it and it needs no gradient."""
+
+    buckets: torch.Tensor
+    dtype: torch.dtype
+    values: torch.Tensor | None
 
 
 class T5(Scheme):
@@ -48,12 +56,17 @@ class T5(Scheme):
     def layer_part(self) -> BucketTable | None:
         return None if self.options.shared else self._new_table()
 
-    def prepare(self, positions: Positions) -> tuple[torch.Tensor, torch.dtype]:
+    def prepare(self, positions: Positions) -> Prepared:
         options = self.options
         buckets = distance_buckets(positions.distances, options.num_buckets, options.max_distance, self.bidirectional)
-        return buckets, positions.dtype
+        values = None
+        if self.table is not None and not torch.is_grad_enabled():
+            values = self.table(buckets, positions.dtype)
+        return Prepared(buckets, positions.dtype, values)
 
-    def score(self, prepared: tuple[torch.Tensor, torch.dtype], part: Part | None, content: Content) -> DistanceBias:
+    def score(self, prepared: Prepared, part: Part | None, content: Content) -> DistanceBias:
+        if prepared.values is not None:
+            return DistanceBias(prepared.values)
         table = self.table if self.options.shared else part
         assert table is not None
-        return DistanceBias(table(*prepared))
+        return DistanceBias(table(prepared.buckets, prepared.dtype))
