@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,9 +45,7 @@ ATTENTION: dict[str, tuple[list[str], dict[str, object]]] = {
     ),
 }
 ROUNDS = {512: 9, 1024: 7, 2048: 5, 4096: 3}
-GREATEST, FOUR_ROWS = 4096, ["n=512, batch of 4"]
-
-Section = Callable[[], Iterator[list[Measured]]]
+GREATEST = 4096
 
 
 def attention_alone(lengths: list[int], settings: list[str]) -> Iterator[list[Measured]]:
@@ -67,6 +66,7 @@ def whole_models(
     lengths: list[int],
     train: bool = False,
     batch: int = 1,
+    square_below: int = GREATEST,
 ) -> Iterator[list[Measured]]:
     setting = ("training step" if train else "forward") + (f", batch of {batch}" if batch > 1 else "")
     for length in lengths:
@@ -74,10 +74,10 @@ def whole_models(
         make = models.training_step if train else models.forward
         runs = {}
         for name, build in builders.items():
-            if length < GREATEST or not any(word in name for word in models.QUADRATIC):
+            if length < square_below or not any(word in name for word in models.QUADRATIC):
                 torch.manual_seed(0)
                 runs[name] = make(build(length), ids)
-        yield interleaved(group, setting, length, runs, min(ROUNDS[length], 5))
+        yield interleaved(group, setting, length, runs, 5 if length <= 1024 and not train else 3)
 
 
 def decoded(new_tokens: int, rounds: int) -> Iterator[list[Measured]]:
@@ -86,7 +86,7 @@ def decoded(new_tokens: int, rounds: int) -> Iterator[list[Measured]]:
 
 
 def memories() -> Iterator[list[Measured]]:
-    for length in (2048, 4096, 8192):
+    for length in (2048, 8192):
         yield memory.attention_alone(length, BY_DISTANCE)
     for grad in (False, True):
         yield memory.one_layer(1024, grad)
@@ -96,12 +96,12 @@ def memories() -> Iterator[list[Measured]]:
 def everything() -> Iterator[list[Measured]]:
     yield [import_time.measured()]
     yield from attention_alone([512, 1024, 2048, 4096], list(ATTENTION))
-    yield from whole_models("encoders", models.ENCODERS, [512, 1024, 2048])
+    yield from whole_models("encoders", models.ENCODERS, [512, 1024, 2048, 4096], square_below=2048)
     yield from whole_models("encoders", models.ENCODERS, [512], batch=4)
     yield from whole_models("encoders", models.ENCODERS, [512, 1024], train=True)
     yield from whole_models("decoders", models.DECODERS, [512, 1024, 2048, 4096])
     yield from whole_models("decoders", models.DECODERS, [512, 1024], train=True)
-    yield from whole_models("llamas", models.LLAMAS, [512, 1024, 2048, 4096])
+    yield from whole_models("llamas", models.LLAMAS, [1024, 2048, 4096])
     yield from whole_models("llamas", models.LLAMAS, [1024], train=True)
     yield from decoded(512, 3)
     yield from memories()
@@ -128,16 +128,20 @@ def main() -> None:
     logging.set_verbosity_error()
     command = "make bench-quick" if options.quick else "make bench"
     json_path = options.json or HERE / ("quick.json" if options.quick else "results.json")
-    results: list[Measured] = report.read(options.from_json) if options.from_json else []
-    if not results:
-        print(report.machine_line(), flush=True)
-        for found in quick() if options.quick else everything():
-            print("\r" + "\n".join(report.table(found)), flush=True)
-            results.extend(found)
-            gc.collect()
-            report.write(results, command, memory.SAMPLES, None, json_path)  # so that a long run can be cut
-    print("\n".join(report.bars(results)))
-    report.write(results, command, memory.SAMPLES, None if options.quick else HERE / "RESULTS.md", json_path)
+    if options.from_json:
+        report.write_page(json.loads(options.from_json.read_text()), HERE / "RESULTS.md")
+        return
+    print(report.machine_line(report.machine()), flush=True)
+    results: list[Measured] = []
+    run = {}
+    for found in quick() if options.quick else everything():
+        print("\r" + "\n".join(report.table(found)), flush=True)
+        results.extend(found)
+        gc.collect()
+        run = report.write_json(results, command, json_path)  # after each, so that a long run can be cut
+    print("\n".join(report.bars(results, not options.quick)))
+    if not options.quick:
+        report.write_page(run, HERE / "RESULTS.md")
 
 
 if __name__ == "__main__":

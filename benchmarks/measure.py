@@ -32,15 +32,13 @@ class Measured:
     rounds: int
 
 
-def interleaved(
-    group: str, setting: str, length: int, runs: dict[str, Run], rounds: int, unit: str = "ms", show: bool = True
-) -> list[Measured]:
+def interleaved(group: str, setting: str, length: int, runs: dict[str, Run], rounds: int) -> list[Measured]:
     """Each of `runs` once to warm up, then all of them in turn for so many rounds; ratios are to the first one."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         names = list(runs) if number % 2 else list(reversed(runs))  # so that nobody always follows the same one
         for place, name in enumerate(names):
-            if show and sys.stderr.isatty():
+            if sys.stderr.isatty():
                 print(
                     f"\r{group}, {setting}, n={length}: round {number}/{rounds}, {place + 1}/{len(names)}   ",
                     end="",
@@ -51,27 +49,25 @@ def interleaved(
             if number:
                 times[name].append(time.perf_counter() - start)
     baseline = times[next(iter(runs))]
-    return [_summary(group, setting, length, name, times[name], baseline, unit) for name in runs]
+    return [_summary(group, setting, length, name, times[name], baseline) for name in runs]
 
 
-def _summary(
-    group: str, setting: str, length: int, name: str, own: list[float], baseline: list[float], unit: str
-) -> Measured:
+def _summary(group: str, setting: str, length: int, name: str, own: list[float], baseline: list[float]) -> Measured:
     ratios = [mine / theirs for mine, theirs in zip(own, baseline, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return Measured(group, setting, length, name, 1000 * statistics.median(own), unit, middle, low, high, len(ratios))
+    return Measured(group, setting, length, name, 1000 * statistics.median(own), "ms", middle, low, high, len(ratios))
 
 
 def peak_memory(code: str) -> float:
     """Megabytes that a fresh process needs at its peak beyond what it had before `run()`, which `code` must define."""
     script = f"""
-import resource, sys
 {code}
 def status(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field + ":"))
 before = status("VmRSS")
 try:
-    open("/proc/self/clear_refs", "w").write("5")  # the high-water mark starts anew
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the high-water mark starts anew
 except OSError:
     before = status("VmHWM")
 run()

@@ -42,7 +42,7 @@ def run():
     with torch.no_grad():
         model(ids, use_cache=False)
 """
-SAMPLES = 3
+SAMPLES = 2
 
 
 def least(code: str, samples: int = SAMPLES) -> float:

@@ -14,6 +14,7 @@ import transformers
 
 from .bars import BARS, Figures
 from .measure import Measured
+from .memory import SAMPLES
 
 HEAD = """# Results
 
@@ -22,9 +23,10 @@ Written by `{command}`; do not edit. What was tried and not taken stands in [LOG
 {machine}
 
 Ratios are medians of interleaved rounds, with quartiles; below 1 is faster than the first line of a table, which is
-the limit for all of them. Attention alone is 12 heads of 64, whole models are 4 layers of width 768 with 12 heads, all
-in float32. Work that depends on positions alone is done once a forward: it is in the figures of whole models, and not
-in those of attention alone. Memory is the peak of a fresh process above what it had before, the least of {samples}.
+the limit for all of them. How much faster one of two models is, is the quotient of their ratios. Attention alone is 12
+heads of 64, whole models are 4 layers of width 768 with 12 heads, all in float32. Work that depends on positions alone
+is done once a forward: it is in the figures of whole models, and not in those of attention alone. Memory is the peak
+of a fresh process above what it had before, the least of {samples}.
 """
 
 
@@ -44,8 +46,7 @@ def _cpuinfo() -> list[str]:
     return found.read_text().splitlines() if found.exists() else []
 
 
-def machine_line() -> str:
-    facts = machine()
+def machine_line(facts: dict[str, Any]) -> str:
     return (
         f"{facts['processor']}, {facts['threads']} threads, no GPU; Python {facts['python']}, torch {facts['torch']}, "
         f"transformers {facts['transformers']}."
@@ -82,11 +83,14 @@ def _cell(found: Measured | None) -> str:
     return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
-def bars(results: list[Measured]) -> list[str]:
+def bars(results: list[Measured], whole: bool) -> list[str]:
+    """The aims, and what was measured; of a whole run also those that it has not measured."""
     figures, lines = Figures(results), []
     for bar in BARS:
         judged = bar.judged(figures)
-        if judged is not None:
+        if judged is None and whole:
+            lines.append(f"| {bar.what} | | not measured | |")
+        elif judged is not None:
             sign = "at most" if bar.at_most else "at least"
             lines.append(
                 f"| {bar.what} | {sign} {bar.limit:g} | {judged[0]:.2f} | {'yes' if judged[1] else '**no**'} |"
@@ -94,18 +98,15 @@ def bars(results: list[Measured]) -> list[str]:
     return ["| what | aim | measured | met |", "| --- | --- | --- | --- |", *lines, ""] if lines else []
 
 
-def page(results: list[Measured], command: str, samples: int) -> str:
-    head = HEAD.format(command=command, machine=machine_line(), samples=samples)
-    return "\n".join([head, "## Aims", "", *bars(results), "## Figures", "", *table(results)])
+def write_page(run: dict[str, Any], path: Path) -> None:
+    """The page of a run that was written as JSON, also on another machine."""
+    results = [Measured(**result) for result in run["results"]]
+    head = HEAD.format(machine=machine_line(run["machine"]), samples=SAMPLES, command=run["command"])
+    path.write_text("\n".join([head, "## Aims", "", *bars(results, True), "## Figures", "", *table(results)]))
 
 
-def write(results: list[Measured], command: str, samples: int, page_path: Path | None, json_path: Path) -> None:
-    if page_path is not None:
-        page_path.write_text(page(results, command, samples))
-    found = {"machine": machine(), "command": command, "results": [dataclasses.asdict(result) for result in results]}
-    json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def read(json_path: Path) -> list[Measured]:
-    return [Measured(**result) for result in json.loads(json_path.read_text())["results"]]
+def write_json(results: list[Measured], command: str, path: Path) -> dict[str, Any]:
+    run = {"machine": machine(), "command": command, "results": [dataclasses.asdict(result) for result in results]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(run, indent=1) + "\n")
+    return run

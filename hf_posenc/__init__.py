@@ -14,6 +14,7 @@ from . import plugin
 
 if TYPE_CHECKING:
     from .catalogue import SchemeInfo
+    from .checkpoints import Conversion, convert_checkpoint
     from .explanation import explain
     from .patches import patched, restore, retrofit
     from .schemes import register_scheme
@@ -22,9 +23,20 @@ if TYPE_CHECKING:
 
 
 __version__ = "0.1.0"
-__all__ = ["explain", "patched", "register_scheme", "restore", "retrofit", "schemes"]
+__all__ = [
+    "Conversion",
+    "convert_checkpoint",
+    "explain",
+    "patched",
+    "register_scheme",
+    "restore",
+    "retrofit",
+    "schemes",
+]
 
 _HOMES = {
+    "Conversion": "checkpoints",
+    "convert_checkpoint": "checkpoints",
     "explain": "explanation",
     "patched": "patches",
     "restore": "patches",

@@ -185,7 +185,11 @@ def positioned_attention(
         content=content,
         extra=kwargs,
     )
-    return compute(call, choose(situation(call, backend))[0])
+    path, why = choose(situation(call, backend))
+    if path is Path.REFUSED:
+        raise ValueError(why)
+    output, weights = compute(call, path)
+    return output, weights if backend == "eager" else None  # as sdpa does in layers where it is sdpa
 
 
 def score_terms(scoring: list[tuple[Scheme, Any, Part | None]], content: Content) -> list[Term]:
@@ -206,18 +210,17 @@ def situation(call: AttentionCall, backend: str) -> Situation:
         values=bool(call.value_rows),
         uniform=call.positions.uniform,
         mask=known,
-        one_query=call.query.shape[2] == 1,
+        one_query=call.query.shape[2] < 2,
         on_cpu=call.query.device.type == "cpu",
         tracing=tracing(),
         gradient=call.wants_gradient(),
-        trains_terms=call.trains_terms(),
-        trains_mask=torch.is_grad_enabled() and isinstance(mask, torch.Tensor) and mask.requires_grad,
+        trains_mask=isinstance(mask, torch.Tensor) and mask.requires_grad,
         dropout=call.dropout > 0,
     )
 
 
 def compute(call: AttentionCall, path: Path) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention the way that was chosen: (B, Q, H, D), and the weights where the backend gives them."""
+    """Attention the way that was chosen: (B, Q, H, D), and the weights where they were in hand."""
     if path is Path.FLEX:
         return flex_with_terms(call)
     if path is Path.VIEW:
@@ -231,9 +234,7 @@ def compute(call: AttentionCall, path: Path) -> tuple[torch.Tensor, torch.Tensor
     if path is Path.WRITTEN_OUT:
         return call.run_stock(call.query, call.key, call.value, call.bias())
     assert path is Path.WEIGHTS
-    output, weights = weighted(call)
-    eager = call.module.__dict__["config"]._attn_implementation == "eager"
-    return output, weights if eager else None  # as sdpa does in layers where it is sdpa
+    return weighted(call)
 
 
 def refuse_backend(backend: str | None, schemes: list[Any]) -> None:

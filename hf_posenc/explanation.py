@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from .attention import PositionedAttention, schemes_at, score_terms
-from .engine.calls import tensors_of
 from .engine.paths import Mask, Path, Situation, choose
 from .patches.classes import BaseVariant
 from .scheme import Content, Positions
@@ -91,7 +90,7 @@ def _report(module: PositionedAttention, posenc: Positions, base: Any) -> LayerR
     for seam in SEAMS:
         acting.extend(f"{scheme.name}: {seam}" for scheme, _, _ in schemes_at(seam, module, posenc))
     terms, values = _terms(module, posenc, base)
-    trained = any(tensor.requires_grad for tensor in tensors_of(terms))
+    by_place = any(scheme.needs_distances for scheme in posenc.schemes if scheme.acts_at("score"))
     common: dict[str, Any] = {
         "forms": frozenset(map(type, terms)),
         "values": values,
@@ -100,7 +99,8 @@ def _report(module: PositionedAttention, posenc: Positions, base: Any) -> LayerR
     choices = []
     for backend in BACKENDS:
         for occasion, facts in OCCASIONS.items():
-            now = Situation(backend=backend, **common, **facts, trains_terms=trained and facts.get("gradient", False))
+            uniform = facts.get("uniform", True) or not by_place  # who asks for no distance, has none for each pair
+            now = Situation(backend=backend, **{**common, **facts, "uniform": uniform})
             choices.append(Choice(backend, occasion, *choose(now)))
     return LayerReport(module.layer_idx, tuple(acting), tuple(choices))
 

@@ -108,7 +108,7 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
     )
     positions.causal = causal
     if padding is not None and order is Order.STEADY and first_call and needs.distances:
-        positions.spans = _spans(padding)
+        positions.spans = _spans(padding[:, :num_queries])
     everything = all_positions(cache, queries_BQ.expand(rows, -1), seen) if needs.distances else None
     return Located(positions, mask, order, seen, visible_BK, pairs, everything)
 

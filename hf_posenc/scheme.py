@@ -242,7 +242,8 @@ class Scheme(nn.Module):
         return getattr(self, seam)(*args)
 
     def prepare(self, positions: Positions) -> Any:
-        """Position-only work shared by all layers: angles, buckets. Holds no parameter, so it needs no gradient."""
+        """Work shared by all layers: angles, buckets. Of parameters only where gradients are off: it is done outside of
+        the layers, which checkpointing runs again."""
         return None
 
     def embed(self, words_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:

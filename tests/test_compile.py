@@ -110,7 +110,10 @@ def test_flex_equals_sdpa(case: Case, architecture: str) -> None:
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
     packed = torch.cat([torch.arange(5), torch.arange(7)])[None].expand(2, -1)
-    variants = [{}, {"attention_mask": mask}, {"position_ids": packed}]
+    by_head = tiny.additive(torch.ones(2, 4, 12, 12).tril().bool(), torch.float32)
+    by_head[:, 1, 6:, 2] = torch.finfo(torch.float32).min
+    variants = [{}, {"attention_mask": mask}, {"position_ids": packed}, {"position_ids": packed[:1]}]
+    variants.append({"attention_mask": by_head})
     with torch.no_grad():
         expected = [model(ids, **inputs).logits for inputs in variants]
         model.set_attn_implementation("flex_attention")

@@ -17,6 +17,7 @@ PADDED, HOLED = torch.tensor([[0, 0, *[1] * 10], [1] * 12]), torch.tensor([[1, 0
 GAPS = torch.tensor([[*range(6), *range(9, 15)], [*range(12)]])
 INPUTS: dict[str, dict[str, Any]] = {
     "no padding": {},
+    "training with dropout": {},
     "padding at the ends of rows": {"attention_mask": PADDED},
     "another mask": {"attention_mask": HOLED},
     "documents or gaps in position_ids": {"position_ids": GAPS},
@@ -24,9 +25,13 @@ INPUTS: dict[str, dict[str, Any]] = {
 }
 
 
+DROPOUT = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "llama": "attention_dropout"}
+DROPOUT["bert-decoder"] = DROPOUT["bert"]
+
+
 @pairs(ARCHITECTURES, CASES)
 def test_explain_says_what_is_done(case: Case, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, taken = tiny.model(architecture, case.scheme), []
+    model, taken = tiny.model(architecture, case.scheme, **{DROPOUT[architecture]: 0.1}), []
     explanation = hf_posenc.explain(model)
     assert len(explanation.layers) == tiny.LAYERS
     real = attention.compute
@@ -37,10 +42,9 @@ def test_explain_says_what_is_done(case: Case, architecture: str, monkeypatch: p
 
     monkeypatch.setattr(attention, "compute", watched)
     for occasion, inputs in INPUTS.items():
-        if case.contextual and "position_ids" in inputs:
-            continue  # it counts for itself, so that gaps are nothing to it
         taken.clear()
-        with torch.set_grad_enabled(occasion == "training"):
+        model.train(occasion == "training with dropout")
+        with torch.set_grad_enabled("training" in occasion):
             model(tiny.tokens(2, 12), use_cache=False, **inputs)
         expected = [
             (layer.layer, choice.path)
@@ -65,3 +69,11 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_refusals_are_those_of_the_engine() -> None:
     for choice in hf_posenc.explain(tiny.model("gpt2", "shaw")).layers[0].choices:
         assert (choice.path is Path.REFUSED) == (choice.backend in ("flex_attention", "flash_attention_2"))
+    for scheme in ("rope", "alibi"):
+        model = tiny.model("gpt2", scheme, attn_pdrop=0.1)
+        for choice in hf_posenc.explain(model).layers[0].choices:
+            if choice.backend == "flex_attention":
+                assert (choice.path is Path.REFUSED) == (choice.occasion == "training with dropout")
+        model.set_attn_implementation("flex_attention")
+        with pytest.raises(ValueError, match="has no dropout"):
+            model.train()(tiny.tokens())

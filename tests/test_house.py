@@ -17,8 +17,12 @@ FILES = sorted(path for path in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")])
 # From the top of the house to its ground floor: a module may import from floors below its own, never from above.
 FLOORS = [
     ["__init__"],
-    ["plugin"],
-    ["models", "reference", "explanation"],
+    ["plugin", "__main__"],
+    ["cli"],
+    ["checkpoints"],
+    ["checkpoints.conversion"],
+    ["checkpoints.sources"],
+    ["models", "reference", "explanation", "checkpoints.shards"],
     ["patches"],
     ["patches.live"],
     ["patches.guard"],

@@ -13,7 +13,7 @@ import torch
 from cases import ARCHITECTURES, CASES, Case, pairs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from hf_posenc import attention
 from hf_posenc.engine import bands, blocks, chunks, strided
@@ -61,7 +61,7 @@ def test_runs_equal_the_plain_way(case: Case, architecture: str, padding: str) -
     inputs = {} if padding == "none" else {"attention_mask": mask}
     atol = {"rtol": 0, "atol": 2e-5 if dtype == torch.float32 else oracles.tolerance(architecture)}
     found, gradients = logits_and_gradients(model, ids, **inputs)
-    with torch.no_grad():  # in place, and by heads, where there is no gradient
+    with torch.no_grad():
         without = model(ids, use_cache=False, **inputs).logits[mask.bool()]
     model.set_attn_implementation("eager")
     expected, plain = logits_and_gradients(model, ids, **inputs)
@@ -121,6 +121,47 @@ def test_the_way_that_is_taken(
     with torch.no_grad():
         model(tiny.tokens(2, 12), use_cache=False, **inputs)
     assert taken == [way] * tiny.LAYERS
+
+
+@pairs(["bert", "llama"], SCORING)
+@pytest.mark.usefixtures("short_runs")
+def test_some_heads_at_a_time_equal_all(case: Case, architecture: str) -> None:
+    """Where positions have gaps and there is no gradient; and a mask for each head, which any way must keep apart."""
+    model, ids = tiny.model(architecture, case.scheme), tiny.tokens(2, 12)
+    shown = torch.ones(2, tiny.HEADS, 12, 12, dtype=torch.bool)
+    for head in range(tiny.HEADS):
+        shown[:, head, :, 1 + head] = False
+    shown &= torch.ones(12, 12, dtype=torch.bool).tril() | (architecture == "bert")
+    for inputs in ({"position_ids": GAPS}, {"position_ids": GAPS[:1]}, {"attention_mask": tiny.additive(shown)}):
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            expected = model(ids, use_cache=False, **inputs).logits
+        model.set_attn_implementation("sdpa")
+        with torch.no_grad():
+            found = model(ids, use_cache=False, **inputs).logits
+        torch.testing.assert_close(found, expected, rtol=0, atol=oracles.tolerance(architecture))
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "t5", "deberta"])
+def test_a_mask_longer_than_the_input(scheme: str) -> None:
+    """Of all slots of a static cache, filled or not."""
+    model, ids = tiny.model("gpt2", scheme), tiny.tokens(2, 12)
+    mask = torch.ones(2, 32, dtype=torch.long)
+    mask[0, :3] = 0
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask[:, :12], use_cache=False).logits
+        cache = StaticCache(config=model.config, max_cache_len=32)
+        found = model(ids, attention_mask=mask, past_key_values=cache).logits
+    torch.testing.assert_close(found[:, 3:], expected[:, 3:], **tiny.same("gpt2"))
+
+
+def test_one_separable_term_for_all_heads() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 4, 6, 3, generator=generator, dtype=torch.float64) for _ in range(3))
+    queries, keys = (torch.randn(1, 1, 6, 2, generator=generator, dtype=torch.float64) for _ in range(2))
+    bias = torch.randn(4, 11, generator=generator, dtype=torch.float64)
+    call = plain_call(query, key, value, False, terms=[Separable(queries, keys), DistanceBias(bias)])
+    torch.testing.assert_close(chunks.sdpa_by_chunks(call), weighted(call)[0])
 
 
 def test_bands_put_each_product_at_its_distance() -> None:
@@ -265,21 +306,25 @@ def test_dropout_drops_as_many_weights_and_scales_the_rest() -> None:
     assert len(by_query_and_head.unique(dim=0)) == len(by_query_and_head)
 
 
-@pytest.mark.parametrize("scheme", ["t5", "deberta", "shaw"])
+@pytest.mark.parametrize("inputs", [{}, {"position_ids": GAPS}], ids=["by slot", "gaps"])
+@pytest.mark.parametrize("scheme", ["alibi", "t5", "deberta", "shaw"])
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
-def test_dropout_is_the_same_when_layers_are_computed_again(architecture: str, scheme: str) -> None:
-    """Gradient checkpointing runs the forward a second time."""
+def test_dropout_is_the_same_when_layers_are_computed_again(architecture: str, scheme: str, inputs: Any) -> None:
+    """Gradient checkpointing runs the forward a second time; the reentrant kind without gradients first."""
     name = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "llama": "attention_dropout"}[architecture]
     gradients = []
-    for again, seed in ((False, 0), (True, 0), (True, 1)):
+    for reentrant, seed in ((None, 0), (False, 0), (True, 0), (True, 1)):
         model = tiny.model(architecture, scheme, **{name: 0.4}).train()
-        if again:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        if reentrant is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
         torch.manual_seed(seed)
-        model(tiny.tokens(), use_cache=False).logits.square().mean().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    torch.testing.assert_close(gradients[0], gradients[1])
-    assert (gradients[0] - gradients[2]).abs().max() > 1e-6
+        model(tiny.tokens(), use_cache=False, **inputs).logits.square().mean().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    for again in gradients[1:3]:
+        for parameter, gradient in gradients[0].items():
+            torch.testing.assert_close(again[parameter], gradient, msg=lambda text, n=parameter: f"{n}: {text}")
+    assert any((gradients[0][name] - gradients[3][name]).abs().max() > 1e-6 for name in gradients[0])
 
 
 class LargestStorage(TorchDispatchMode):

@@ -18,7 +18,7 @@ import torch
 from ..terms import DistanceBias, DistanceRows, KeyTerm, QueryTerm, Separable, Term
 from .bands import RUN, ByDistance, Run, Vectors, laid_by_distance, products_with_ends, put_products
 from .calls import AttentionCall
-from .scores import rows_by_falling_query
+from .scores import heads_of, rows_by_falling_query
 
 HEADS_AT_A_TIME = 4
 """Measured: one leaves cores idle, two cost calls, and more leave the caches."""
@@ -39,22 +39,23 @@ class Chunk(NamedTuple):
         return slice(self.start, self.stop)
 
 
-def chunks(query: torch.Tensor, key: torch.Tensor, causal: bool, size: int) -> Iterator[Chunk]:
-    """All of an attention in chunks of so many queries, whole groups of heads that share keys at a time."""
-    num_groups, num_queries = key.shape[1], query.shape[2]
+def head_groups(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Some heads, and the heads of keys that they share, at a time: always whole groups."""
+    num_groups = key.shape[1]
     shared = query.shape[1] // num_groups
     step = max(HEADS_AT_A_TIME // shared, 1)
     for first in range(0, num_groups, step):
         groups = slice(first, min(first + step, num_groups))
-        heads = slice(groups.start * shared, groups.stop * shared)
+        yield slice(groups.start * shared, groups.stop * shared), groups
+
+
+def all_chunks(query: torch.Tensor, key: torch.Tensor, causal: bool, size: int) -> Iterator[Chunk]:
+    """All of an attention in chunks of so many queries."""
+    num_queries = query.shape[2]
+    for heads, groups in head_groups(query, key):
         for start in range(0, num_queries, size):
             stop = min(start + size, num_queries)
             yield Chunk(heads, groups, start, stop, num_queries - start if causal else key.shape[2])
-
-
-def of_heads(tensor: torch.Tensor, axis: int, heads: slice) -> torch.Tensor:
-    """A view of some heads; what all heads share has one, and stays."""
-    return tensor if tensor.shape[axis] == 1 else tensor.narrow(axis, heads.start, heads.stop - heads.start)
 
 
 class Block(Protocol):
@@ -96,7 +97,7 @@ class DistanceBlock:
         return DistanceBlock(*tensors)
 
     def _part(self, values_HL: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        return of_heads(values_HL, 0, chunk.heads)[:, chunk.start : chunk.stop + chunk.seen - 1]
+        return heads_of(values_HL, 0, chunk.heads)[:, chunk.start : chunk.stop + chunk.seen - 1]
 
     def put(self, into_BHMS: torch.Tensor, chunk: Chunk, fresh: bool) -> None:
         _put(into_BHMS, rows_by_falling_query(self._part(self.values_HL, chunk), chunk.seen), fresh)
@@ -197,14 +198,14 @@ class SeparableBlock:
         return SeparableBlock(*tensors)
 
     def _parts(self, queries: torch.Tensor, keys: torch.Tensor, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        return of_heads(queries, 1, chunk.heads)[:, :, chunk.queries], of_heads(keys, 1, chunk.heads)[
-            :, :, : chunk.seen
-        ]
+        of_queries, of_keys = (heads_of(states, 1, chunk.heads) for states in (queries, keys))
+        return of_queries[:, :, chunk.queries], of_keys[:, :, : chunk.seen]
 
     def put(self, into_BHMS: torch.Tensor, chunk: Chunk, fresh: bool) -> None:
         queries, keys = self._parts(self.queries, self.keys, chunk)
-        across, batch = keys.transpose(-1, -2), (max(queries.shape[0], keys.shape[0]), into_BHMS.shape[1])
-        if fresh and batch == into_BHMS.shape[:2] and queries.dtype == into_BHMS.dtype:
+        across = keys.transpose(-1, -2)
+        shape = tuple(max(own, other) for own, other in zip(queries.shape[:2], keys.shape[:2], strict=True))
+        if fresh and shape == into_BHMS.shape[:2] and queries.dtype == into_BHMS.dtype:
             torch.matmul(queries, across, out=into_BHMS)
         else:
             _put(into_BHMS, queries.matmul(across), fresh)
@@ -237,7 +238,7 @@ class WholeBlock:
         return WholeBlock(*tensors)
 
     def _part(self, values: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        values, count = of_heads(values, 1, chunk.heads)[..., : chunk.seen], values.shape[2]
+        values, count = heads_of(values, 1, chunk.heads)[..., : chunk.seen], values.shape[2]
         return values if count == 1 else values[:, :, count - chunk.stop : count - chunk.start]
 
     def put(self, into_BHMS: torch.Tensor, chunk: Chunk, fresh: bool) -> None:

@@ -14,7 +14,7 @@ import torch
 from ..masks import masked
 from ..scheme import Content, Positions
 from ..terms import DistanceRows, Term
-from .scores import added_up, by_slots, of_heads
+from .scores import added_up, by_slots, heads_of, of_heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +43,9 @@ class AttentionCall:
     extra: dict[str, Any]
     """What else the stock function was to be told."""
 
-    def run_stock(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, dropout: float | None = None
-    ) -> Any:
-        dropout = self.dropout if dropout is None else dropout
-        return self.stock(self.module, query, key, value, mask, scaling=self.scaling, dropout=dropout, **self.extra)
+    def run_stock(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> Any:
+        settings = {"scaling": self.scaling, "dropout": self.dropout, **self.extra}
+        return self.stock(self.module, query, key, value, mask, **settings)
 
     def wants_gradient(self) -> bool:
         """Whether anything that is multiplied here is to get a gradient."""
@@ -55,9 +53,6 @@ class AttentionCall:
             return False
         mine = [self.query, self.key, self.value, *tensors_of(self.terms), *tensors_of(self.value_rows)]
         return any(tensor.requires_grad for tensor in mine)
-
-    def trains_terms(self) -> bool:
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_of(self.terms))
 
     def summed(self, heads: slice | None = None) -> torch.Tensor:
         """The sum of the terms, (H, L) by distance or (B or 1, H, Q, K), of all heads or some."""
@@ -70,7 +65,10 @@ class AttentionCall:
         """The sum written out, with the lowest number where there is nothing to see: a mask for the stock function."""
         values = self.summed(heads)
         bias = by_slots(values, self.query.shape[2], self.key.shape[2]) if values.dim() == 2 else values
-        return masked(bias.to(self.query.dtype), self.attention_mask, self.causal)
+        mask = self.attention_mask
+        if heads is not None and mask is not None:
+            mask = heads_of(mask, 1, heads)
+        return masked(bias.to(self.query.dtype), mask, self.causal)
 
 
 def tensors_of(terms: Any) -> list[torch.Tensor]:
@@ -79,8 +77,6 @@ def tensors_of(terms: Any) -> list[torch.Tensor]:
     for term in terms:
         if isinstance(term, torch.Tensor):
             found.append(term)
-        elif isinstance(term, list):
-            found.extend(tensors_of(term))
         else:
             found.extend(tensors_of([getattr(term, field.name) for field in dataclasses.fields(term)]))
     return found

@@ -18,8 +18,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ..masks import masked
-from .blocks import Block, Chunk, KeyBlock, QueryBlock, ValueBlock, block_of, chunks, value_block_of
+from .blocks import Block, Chunk, KeyBlock, QueryBlock, ValueBlock, all_chunks, block_of, value_block_of
 from .calls import AttentionCall
+from .scores import heads_of
 
 QUERIES, FEW_QUERIES, COLUMNS = 1024, 256, 512
 """In a chunk: where the kernel computes it; where weights are written out, to stay in the caches; and there if queries
@@ -27,7 +28,7 @@ are the columns of a band, which is the wider for each run of them."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ChunkPlan:
     """All of an attention but its tensors, which autograd must see and may put away until it needs them."""
 
     blocks: tuple[Block, ...]
@@ -44,7 +45,7 @@ class Plan:
     def all_blocks(self) -> tuple[Any, ...]:
         return self.blocks + self.value_blocks
 
-    def with_tensors(self, tensors: list[torch.Tensor]) -> Plan:
+    def with_tensors(self, tensors: list[torch.Tensor]) -> ChunkPlan:
         """The same with other tensors in its blocks."""
         bound = [
             block.with_tensors(*own) for block, own in zip(self.all_blocks(), self.shared_out(tensors), strict=True)
@@ -52,9 +53,9 @@ class Plan:
         count = len(self.blocks)
         return dataclasses.replace(self, blocks=tuple(bound[:count]), value_blocks=tuple(bound[count:]))
 
-    def shared_out(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """For each block, as many of the tensors as it has."""
-        left = iter(tensors)
+    def shared_out(self, values: list[Any]) -> list[list[Any]]:
+        """For each block, as many of the values as it has tensors."""
+        left = iter(values)
         return [[next(left) for _ in block.tensors] for block in self.all_blocks()]
 
     @property
@@ -67,7 +68,7 @@ class Plan:
         return COLUMNS if any(isinstance(block, KeyBlock) for block in self.blocks) else FEW_QUERIES
 
     @classmethod
-    def of(cls, call: AttentionCall) -> Plan:
+    def of(cls, call: AttentionCall) -> ChunkPlan:
         blocks = [block_of(term, call) for term in call.terms]
         # The first one is written, the others are added to it: by query is the order they are written in.
         blocks.sort(key=lambda block: not isinstance(block, QueryBlock))
@@ -90,10 +91,10 @@ Forward = Callable[..., torch.Tensor]
 def sdpa_by_chunks(call: AttentionCall) -> torch.Tensor:
     """(B, Q, H, D), queries as they came: any terms where positions are uniform, and vectors that join the values."""
 
-    def forward(plan: Plan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(plan: ChunkPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         output_BQHD = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
         room = None if plan.by_hand else Room(plan, query, key)
-        for chunk in chunks(query, key, plan.causal, plan.size_by_hand if plan.by_hand else QUERIES):
+        for chunk in all_chunks(query, key, plan.causal, plan.size_by_hand if plan.by_hand else QUERIES):
             own = output_BQHD[:, chunk.queries, chunk.heads]
             if room is None:
                 weights, kept = _weights(plan, chunk, query, key)
@@ -104,15 +105,15 @@ def sdpa_by_chunks(call: AttentionCall) -> torch.Tensor:
                 own.copy_(call.run_stock(q, k[:, :, : chunk.seen], v[:, :, : chunk.seen], mask)[0])
         return output_BQHD
 
-    return _attend(call, Plan.of(call), forward)
+    return _attend(call, ChunkPlan.of(call), forward)
 
 
 def trained_by_chunks(call: AttentionCall, forward: Forward) -> torch.Tensor:
     """(B, Q, H, D): with a forward pass of the caller's, in falling order; for a term of the distance, no dropout."""
-    return _attend(call, Plan.of(call), forward)
+    return _attend(call, ChunkPlan.of(call), forward)
 
 
-def _attend(call: AttentionCall, plan: Plan, forward: Forward) -> torch.Tensor:
+def _attend(call: AttentionCall, plan: ChunkPlan, forward: Forward) -> torch.Tensor:
     own = [tensor for block in plan.all_blocks() for tensor in block.tensors]
     tensors = [call.query.flip(2), call.key, call.value, *own]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -124,11 +125,11 @@ def _attend(call: AttentionCall, plan: Plan, forward: Forward) -> torch.Tensor:
 class Room:
     """Memory for the terms of a chunk, which every chunk uses again: fresh pages cost more than what is put there."""
 
-    def __init__(self, plan: Plan, query: torch.Tensor, key: torch.Tensor) -> None:
-        self._batch = max((block.batch for block in plan.blocks), default=1)
+    def __init__(self, plan: ChunkPlan, query: torch.Tensor, key: torch.Tensor) -> None:
+        self._batch = max(block.batch for block in plan.blocks)
         largest = max(
             (chunk.heads.stop - chunk.heads.start) * (chunk.stop - chunk.start) * chunk.seen
-            for chunk in chunks(query, key, plan.causal, QUERIES)
+            for chunk in all_chunks(query, key, plan.causal, QUERIES)
         )
         self._memory = query.new_empty(self._batch * largest, dtype=plan.dtype)
 
@@ -138,7 +139,7 @@ class Room:
         return self._memory[: math.prod(size)].view(size)
 
 
-def _bias(plan: Plan, chunk: Chunk, room: Room) -> torch.Tensor:
+def _bias(plan: ChunkPlan, chunk: Chunk, room: Room) -> torch.Tensor:
     """(B or 1, H, M, S): the sum of the terms."""
     total_BHMS = room.of(chunk)
     for number, block in enumerate(plan.blocks):
@@ -146,10 +147,10 @@ def _bias(plan: Plan, chunk: Chunk, room: Room) -> torch.Tensor:
     return total_BHMS
 
 
-def _masked(plan: Plan, chunk: Chunk, bias_BHMS: torch.Tensor) -> torch.Tensor:
+def _masked(plan: ChunkPlan, chunk: Chunk, bias_BHMS: torch.Tensor) -> torch.Tensor:
     """With what the chunk's queries must not see hidden."""
     if plan.mask is not None:
-        mask, count = plan.mask, plan.mask.shape[-2]
+        mask, count = heads_of(plan.mask, 1, chunk.heads), plan.mask.shape[-2]
         mask = mask if count == 1 else mask[..., count - chunk.stop : count - chunk.start, :].flip(-2)
         return masked(bias_BHMS, mask[..., : chunk.seen], False)
     if plan.causal:
@@ -160,7 +161,7 @@ def _masked(plan: Plan, chunk: Chunk, bias_BHMS: torch.Tensor) -> torch.Tensor:
 
 
 def _weights(
-    plan: Plan, chunk: Chunk, query: torch.Tensor, key: torch.Tensor
+    plan: ChunkPlan, chunk: Chunk, query: torch.Tensor, key: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(B, H, M, S) in a wide dtype, and what dropout multiplies them by."""
     q, k = query[:, chunk.heads, chunk.queries], _for_heads(key, chunk)
@@ -173,7 +174,7 @@ def _weights(
         return weights, None
     generator = torch.Generator(query.device).manual_seed(plan.seed + chunk.heads.start * query.shape[2] + chunk.start)
     kept = torch.empty_like(weights).bernoulli_(1 - plan.dropout, generator=generator)
-    return weights, kept.div_(1 - plan.dropout)
+    return weights, kept.div_(max(1 - plan.dropout, torch.finfo(kept.dtype).eps))  # of all dropped, zeros are left
 
 
 def _for_heads(states_BGKD: torch.Tensor, chunk: Chunk) -> torch.Tensor:
@@ -183,7 +184,7 @@ def _for_heads(states_BGKD: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     return own.repeat_interleave(shared, dim=1) if shared > 1 else own
 
 
-def _weighted(plan: Plan, chunk: Chunk, weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _weighted(plan: ChunkPlan, chunk: Chunk, weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """(B, H, M, D): values, and the vectors that join them."""
     v = _for_heads(value, chunk)
     output = weights.to(v.dtype).matmul(v)
@@ -194,7 +195,7 @@ def _weighted(plan: Plan, chunk: Chunk, weights: torch.Tensor, value: torch.Tens
 
 class _ByChunks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: Plan, forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, plan: ChunkPlan, forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
         bare = [tensor.detach() for tensor in tensors]  # of a mask that wants a gradient, SDPA writes out everything
         output_BQHD = forward(plan.with_tensors(bare[3:]), *bare[:3])
         ctx.save_for_backward(output_BQHD, *tensors)
@@ -206,14 +207,15 @@ class _ByChunks(torch.autograd.Function):
     def backward(ctx: Any, grad_BQHD: torch.Tensor) -> Any:
         output_BQHD, *tensors = ctx.saved_tensors
         query, key, value, *own = tensors
-        plan: Plan = ctx.plan.with_tensors(own)
+        plan: ChunkPlan = ctx.plan.with_tensors(own)
         wide = torch.promote_types(query.dtype, torch.float32)
         sums = [torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, wide)) for tensor in tensors]
         d_query, d_key, d_value, *d_own = sums
-        of_blocks = plan.shared_out(d_own)
-        of_blocks, of_values = of_blocks[: len(plan.blocks)], of_blocks[len(plan.blocks) :]
+        of_blocks, wanted = plan.shared_out(d_own), plan.shared_out(list(ctx.needs_input_grad[5:]))
+        trained = [(block, sums) for block, sums, own in zip(plan.blocks, of_blocks, wanted, strict=False) if any(own)]
+        of_values = of_blocks[len(plan.blocks) :]
         grad, output = grad_BQHD.transpose(1, 2), output_BQHD.transpose(1, 2)
-        for chunk in chunks(query, key, plan.causal, plan.size_by_hand):
+        for chunk in all_chunks(query, key, plan.causal, plan.size_by_hand):
             q, g, o = (states[:, chunk.heads, chunk.queries] for states in (query, grad, output))
             k, v = _for_heads(key, chunk), _for_heads(value, chunk)
             weights, kept = _weights(plan, chunk, query, key)
@@ -225,7 +227,7 @@ class _ByChunks(torch.autograd.Function):
             if kept is not None:
                 d_weights.mul_(kept)
             d_logits = d_weights.sub_((g.to(wide) * o).sum(-1, keepdim=True)).mul_(weights)
-            for block, found in zip(plan.blocks, of_blocks, strict=True):
+            for block, found in trained:
                 block.take_back(d_logits, chunk, found)
             d_scaled = d_logits.mul_(plan.scaling).to(q.dtype)
             d_query[:, chunk.heads, chunk.queries] = d_scaled.matmul(k).to(wide)

@@ -1,7 +1,8 @@
-"""flex_attention with a score_mod over vectors and tables, so that nothing of queries x keys is written out for it.
+"""flex_attention with a score_mod over vectors and tables, so that nothing of queries x keys is written out for them.
 
 A term of the query or the key and the distance becomes products with the rows of its table, queries x rows; a product
-of something of the query and something of the key is folded into both. What is of neither form is written out.
+of something of the query and something of the key is folded into both, unless it is very wide. What is of neither form
+is written out, and so is what is by distance where distances are not by slot (gaps, documents).
 
 Shape legend: B batch, H heads, G heads of keys, Q queries, K keys, D width of a head, L = Q + K - 1 distances,
 R rows of a table.
@@ -19,8 +20,11 @@ from torch import nn
 from ..scheme import Content, Positions
 from ..terms import DistanceBias, KeyTerm, QueryTerm, Separable, Term
 from .calls import AttentionCall
-from .scores import by_row_of_keys, by_row_of_queries
+from .paths import NO_DROPOUT
+from .scores import by_row_of_keys, by_row_of_queries, written_out
 
+WIDEST_FOLDED = 256
+"""Beyond it, queries and keys would outgrow the kernels' memory."""
 Lookup = Callable[[Any, Any, Any, Any], Any]
 """What a term adds, of row of the batch, head, query and key."""
 
@@ -31,23 +35,32 @@ def flex_with_terms(call: AttentionCall) -> tuple[torch.Tensor, None]:
         terms: list[Term] = [DistanceBias(call.summed())]
     else:
         terms = call.terms
-    separable = [term for term in terms if isinstance(term, Separable)]
-    lookups = [lookup_of(term, call.positions, call.content) for term in terms if not isinstance(term, Separable)]
+    separable: list[Separable] = []
+    lookups: list[Lookup] = []
+    for term in terms:
+        if isinstance(term, Separable) and term.keys.shape[-1] <= WIDEST_FOLDED:
+            separable.append(term)
+        else:
+            lookups.append(lookup_of(term, call.positions, call.content))
     given = {"scaling": call.scaling, "dropout": call.dropout, **call.extra}
     return flex(call.module, call.query, call.key, call.value, call.attention_mask, lookups, separable, **given)
 
 
 def lookup_of(term: Term, positions: Positions, content: Content) -> Lookup:
-    """A term that is not separable, as something to look up in tensors that score_mod may capture."""
+    """A term as something to look up in tensors that score_mod may capture."""
     query = content.query_BHQD
-    last, device = query.shape[2] - 1, query.device
+    (batch, heads, num_queries, _), device = query.shape, query.device
+    last = num_queries - 1
     if isinstance(term, DistanceBias):
         values = term.values.to(device)
         if positions.uniform:
             return lambda row, head, q, k: values[head, k - q + last]
+        values = values.expand(heads, batch, -1, -1)
         return lambda row, head, q, k: values[head, row, q, k]
     if isinstance(term, (QueryTerm, KeyTerm)):
         index = term.of.index.to(device)
+        if not positions.uniform:
+            index = index.expand(batch, -1, -1)
         own = by_row_of_queries(term, content) if isinstance(term, QueryTerm) else by_row_of_keys(term, content)
 
         def of_rows(row: Any, head: Any, q: Any, k: Any) -> Any:
@@ -55,8 +68,7 @@ def lookup_of(term: Term, positions: Positions, content: Content) -> Lookup:
             return own[row, head, q if isinstance(term, QueryTerm) else k, place]
 
         return of_rows
-    assert isinstance(term, torch.Tensor)
-    whole = term.to(device).expand(query.shape[0], query.shape[1], query.shape[2], -1)
+    whole = written_out(term, positions, content).expand(batch, heads, num_queries, -1)
     return lambda row, head, q, k: whole[row, head, q, k]
 
 
@@ -91,14 +103,13 @@ def flex(
     from transformers.integrations.flex_attention import compile_friendly_flex_attention
 
     if dropout > 0:
-        raise ValueError(
-            "flex_attention has no dropout: call model.eval(), set the attention dropout to 0, or use "
-            'attn_implementation="sdpa"'
-        )
+        raise ValueError(NO_DROPOUT)
     block_mask = attention_mask if isinstance(attention_mask, BlockMask) else None
     added = None if block_mask is not None else attention_mask
     if added is not None and added.dtype == torch.bool:
         added = torch.where(added, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
+    if added is not None:
+        added = added.expand(*query.shape[:3], -1)
     if separable:
         scaling = scaling or query.shape[-1] ** -0.5
         query, key = folded(query, key, separable, scaling)
@@ -108,7 +119,7 @@ def flex(
     def score_mod(score: Any, row: Any, head: Any, q: Any, k: Any) -> Any:
         for lookup in lookups:
             score = score + lookup(row, head, q, k).to(score.dtype)
-        return score if added is None else score + added[row, 0, q, k]
+        return score if added is None else score + added[row, head, q, k]
 
     on_cpu = query.device.type == "cpu"  # torch 2.13's CPU kernels fail to compile where lengths change between calls
     output_BHQD = (flex_attention if on_cpu else partial(compile_friendly_flex_attention, training=module.training))(

@@ -11,6 +11,10 @@ from ..terms import DistanceBias
 
 CAN_ADD_SCORES = ("sdpa", "eager", "flex_attention")
 CAN_ADD_VALUES = ("sdpa", "eager")
+NO_DROPOUT = (
+    "flex_attention has no dropout: call model.eval(), set the attention dropout to 0, or use "
+    'attn_implementation="sdpa"'
+)
 
 
 class Path(enum.Enum):
@@ -24,7 +28,7 @@ class Path(enum.Enum):
     WRITTEN_OUT = "stock kernel, bias written out"
     WEIGHTS = "weights written out, to join the vectors of the values"
     FLEX = "flex_attention, with a score_mod that looks up vectors and tables"
-    REFUSED = "refused: this backend would drop the term"
+    REFUSED = "refused"
 
 
 class Mask(enum.Enum):
@@ -51,7 +55,6 @@ class Situation:
     on_cpu: bool = True
     tracing: bool = False
     gradient: bool = False
-    trains_terms: bool = False
     trains_mask: bool = False
     dropout: bool = False
 
@@ -61,15 +64,25 @@ class Situation:
 
 
 def choose(now: Situation) -> tuple[Path, str]:
-    """The cheapest exact way, and the reason for it."""
-    if not now.forms and not now.values:
+    """The cheapest exact way, and the reason for it.
+
+    With dropout the way must not depend on whether there are gradients: checkpointing runs a layer first without them
+    and then with them, and both must drop the same.
+    """
+    nothing = not now.forms and not now.values
+    if nothing and now.backend != "flex_attention":
         return Path.STOCK, "nothing is added to scores or values"
     if now.backend not in (CAN_ADD_VALUES if now.values else CAN_ADD_SCORES):
         return Path.REFUSED, f"{now.backend} can add nothing to {'values' if now.values else 'scores'}"
     if now.backend == "flex_attention":
-        if torch.Tensor in now.forms:
-            return Path.FLEX, "of the scores, what is of no form that could be looked up is written out"
-        return Path.FLEX, "the scores can be changed in the kernel"
+        if now.dropout:
+            return Path.REFUSED, NO_DROPOUT
+        if torch.Tensor in now.forms or not now.uniform:
+            return (
+                Path.FLEX,
+                "what is not by slot, or of no form that could be looked up, is written out",
+            )
+        return Path.FLEX, "nothing is added" if nothing else "the scores can be changed in the kernel"
     written = Path.WEIGHTS if now.values else Path.WRITTEN_OUT
     if now.backend != "sdpa":
         return written, f"{now.backend} writes out everything"
@@ -81,16 +94,15 @@ def choose(now: Situation) -> tuple[Path, str]:
     if now.trains_mask:
         return written, "the mask itself is to get a gradient"
     if not now.uniform:
-        if now.values or now.gradient:
-            return written, "positions with gaps or documents: a distance for each pair"
-        return Path.HEADS, "positions with gaps or documents: a distance for each pair"
-    if now.by_distance and not (now.trains_terms and now.dropout):
+        alone = now.values or now.gradient or now.dropout
+        return written if alone else Path.HEADS, "positions with gaps or documents: a distance for each pair"
+    if now.by_distance and not now.dropout:
         if now.mask is Mask.NONE:
             return Path.VIEW, "by head and distance only, and nothing is hidden but keys ahead"
         if now.mask is Mask.PADDING:
             return Path.VIEW_BY_ROWS, "by head and distance only, and padding is at the ends of rows"
         return Path.CHUNKS, "a mask that is no function of the distance"
     if now.by_distance:
-        return Path.CHUNKS, "dropout of a trained bias: the backward pass must drop the same"
+        return Path.CHUNKS, "dropout: the backward pass must drop what the forward pass did"
     what = "vectors join the values" if now.values else "terms of the content or of places"
     return Path.CHUNKS, f"{what}: written out for a chunk, and made anew in the backward pass"

@@ -31,18 +31,19 @@ def _banded(posenc: Positions) -> bool:
 
 
 def of_heads(term: Term, heads: slice) -> Term:
-    """A term of some of the heads only. What all heads share has one head, and stays."""
-
-    def some(tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        return tensor if tensor.shape[axis] == 1 else tensor.movedim(axis, 0)[heads].movedim(0, axis)
-
+    """A term of some of the heads only."""
     if isinstance(term, DistanceBias):
-        return DistanceBias(some(term.values, 0))
+        return DistanceBias(heads_of(term.values, 0, heads))
     if isinstance(term, (QueryTerm, KeyTerm)):
-        return type(term)(DistanceRows(some(term.of.rows_HRD, 0), term.of.index))
+        return type(term)(DistanceRows(heads_of(term.of.rows_HRD, 0, heads), term.of.index))
     if isinstance(term, Separable):
-        return Separable(some(term.queries, 1), some(term.keys, 1))
-    return some(term, 1)
+        return Separable(heads_of(term.queries, 1, heads), heads_of(term.keys, 1, heads))
+    return heads_of(term, 1, heads)
+
+
+def heads_of(tensor: torch.Tensor, axis: int, heads: slice) -> torch.Tensor:
+    """A view of some heads; what all heads share has one, and stays."""
+    return tensor if tensor.shape[axis] == 1 else tensor.narrow(axis, heads.start, heads.stop - heads.start)
 
 
 def written_out(term: Term, posenc: Positions, content: Content) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..terms import DistanceBias
 from .calls import AttentionCall
-from .chunks import Plan, trained_by_chunks
+from .chunks import ChunkPlan, trained_by_chunks
 from .scores import rows_by_falling_query
 
 CAUSAL_RUN = 256
@@ -27,7 +27,7 @@ def sdpa_strided(call: AttentionCall, values_HL: torch.Tensor) -> torch.Tensor:
     if not (torch.is_grad_enabled() and values_HL.requires_grad):
         return _in_runs(call, call.query.flip(2), call.key, call.value, values_HL).flip(1)
 
-    def forward(plan: Plan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(plan: ChunkPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return _in_runs(call, query, key, value, plan.blocks[0].tensors[0])
 
     return trained_by_chunks(dataclasses.replace(call, terms=[DistanceBias(values_HL)]), forward)
@@ -37,7 +37,8 @@ def _in_runs(
     call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, values_HL: torch.Tensor
 ) -> torch.Tensor:
     """The stock function on each run of queries in falling order, with a view as its mask."""
-    length, values_HL = query.shape[2], values_HL.to(query.dtype)
+    length = query.shape[2]
+    values_HL = values_HL.to(query.dtype).contiguous()  # of a view with other strides, the kernel makes a copy
     size = CAUSAL_RUN if call.causal else length
     if call.causal:
         ahead = torch.arange(values_HL.shape[-1], device=values_HL.device) >= length

@@ -8,20 +8,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .blocks import HEADS_AT_A_TIME
+from .blocks import head_groups
 from .calls import AttentionCall
 from .scores import indices_BQK
 
 
 def sdpa_by_heads(call: AttentionCall) -> torch.Tensor:
-    """SDPA for one head after the other, or a group of heads that share a key, with no more of the bias than theirs."""
-    shared, num_groups = call.query.shape[1] // call.key.shape[1], call.key.shape[1]
-    step = max(HEADS_AT_A_TIME // shared, 1)
+    """SDPA for some heads after the others, with no more of the bias than theirs."""
     outputs = []
-    for first in range(0, num_groups, step):
-        own = slice(first, min(first + step, num_groups))
-        heads = slice(own.start * shared, own.stop * shared)
-        q, k, v = call.query[:, heads], call.key[:, own], call.value[:, own]
+    for heads, groups in head_groups(call.query, call.key):
+        q, k, v = call.query[:, heads], call.key[:, groups], call.value[:, groups]
         outputs.append(call.run_stock(q, k, v, call.bias(heads))[0])
     return torch.cat(outputs, dim=2)
 

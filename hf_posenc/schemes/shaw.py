@@ -47,7 +47,7 @@ class Shaw(Scheme):
     paper = "Shaw et al. 2018, https://arxiv.org/abs/1803.02155"
     kind = Kind.CONTENT
     formula = "q_i.(k_j + a_clip(r)) / sqrt(d); output sum_j w_ij (v_j + b_clip(r))"
-    cost = "tables of 2 max_distance + 1 rows a layer; queries x rows, a gather; with `values`, weights are written out"
+    cost = "tables of 2 max_distance + 1 rows a layer; queries x rows, weights x rows with `values`"
     neutral = "`keys` and `values` are 0"
     extends = True
     Options = ShawOptions

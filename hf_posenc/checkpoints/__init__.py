@@ -1,0 +1,7 @@
+"""Checkpoints as files: converted without building the model they hold."""
+
+from __future__ import annotations
+
+from .conversion import Conversion, convert_checkpoint
+
+__all__ = ["Conversion", "convert_checkpoint"]

@@ -1,0 +1,229 @@
+"""Convert a checkpoint to a position scheme, file by file: shards as they are, and one more for what is new."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from ..models import register
+from ..patches.attach import Plan, initialise, plan, with_scheme
+from .shards import Shard, link_or_copy
+from .sources import Source
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """What a conversion did: tensors by name, and how many numbers they hold."""
+
+    out: Path
+    position_scheme: Any
+    dropped: dict[str, int]
+    added: dict[str, int]
+    kept: dict[str, int]
+    linked: tuple[str, ...]
+    """Shards that went along as they were."""
+    rewritten: tuple[str, ...]
+    """Shards that were copied without what was dropped."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.out}: position scheme {json.dumps(self.position_scheme)}"]
+        for word in ("kept", "dropped", "added"):
+            tensors = getattr(self, word)
+            lines.append(f"  {word:<8} {len(tensors):>6,} tensors {sum(tensors.values()):>15,} parameters")
+            if word != "kept":
+                lines.extend(f"    {name} ({numbers:,})" for name, numbers in sorted(tensors.items()))
+        return "\n".join(lines)
+
+
+def convert_checkpoint(
+    source: str | Path, position_scheme: Any, out: str | Path, *, force: bool = False, seed: int = 0, **hub: Any
+) -> Conversion:
+    """Write the variant of a checkpoint with a position scheme to the directory `out`, without building the model.
+
+    `source` is a directory or a Hub id; `hub` goes to the download (`revision`, `token`, ...). Only safetensors are
+    read. `out` is there in whole when this returns, or not at all; one that is there already is replaced with `force`
+    only. `seed` is for the initial values of schemes that start at random. Raises ValueError for what cannot be done.
+    """
+    out = Path(out).expanduser()
+    found = Source.open(source, **hub)
+    _refuse_place(out, found.directory, force)
+    config = with_scheme(copy.deepcopy(found.config), position_scheme)
+    register(type(found.config))
+    planned = plan(found.architecture, config)
+    config.architectures = [f"PosEnc{name}" for name in found.config.architectures or []] or None
+    dropped = _dropped(found, planned)
+    added = _new_tensors(found, planned, seed)
+    with _appearing(out, force) as directory:
+        linked, rewritten = _write_weights(found, dropped, added, directory)
+        for path in found.companions():
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(found.directory / path, directory / path)
+        config.save_pretrained(directory)
+    sizes = {name: shard.entries[name].numbers for name, shard in found.names.items()}
+    return Conversion(
+        out=out,
+        position_scheme=config.position_scheme,
+        dropped={name: sizes[name] for name in dropped},
+        added={name: tensor.numel() for name, tensor in added.items()},
+        kept={name: numbers for name, numbers in sizes.items() if name not in dropped},
+        linked=tuple(linked),
+        rewritten=tuple(rewritten),
+    )
+
+
+def _refuse_place(out: Path, source: Path, force: bool) -> None:
+    here, there = out.resolve(), source.resolve()
+    if here == there or there in here.parents or here in there.parents:
+        raise ValueError(f"{out} lies inside of the source {source}, or around it: name another directory")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: name a directory")
+    if out.is_dir() and any(out.iterdir()) and not force:
+        raise ValueError(f"{out} is there already and not empty: name another directory, or pass force=True (--force)")
+
+
+def _prefix(source: Source) -> str:
+    """What stands before the names of the base model's parameters: nothing, where it was saved without a head."""
+    prefix = source.architecture.base.base_model_prefix + "."
+    return prefix if any(name.startswith(prefix) for name in source.names) else ""
+
+
+def _dropped(source: Source, planned: Plan) -> list[str]:
+    table = source.architecture.table
+    if table is None or planned.keeps_table:
+        return []
+    return [name for name in source.names if name == f"{_prefix(source)}{table}.weight"]
+
+
+@torch.no_grad()
+def _new_tensors(source: Source, planned: Plan, seed: int) -> dict[str, torch.Tensor]:
+    """The parameters of the schemes as a model of them would have them, by their names in the checkpoint."""
+    architecture, prefix = source.architecture, _prefix(source)
+    modules: dict[str, nn.Module] = {}
+    for number, scheme in enumerate(planned.schemes):
+        modules[f"{prefix}position_scheme.{number}"] = scheme
+    for layer, parts in planned.parts.items():
+        path = f"{prefix}{architecture.layers}.{layer}.{architecture.self_attention}.position_scheme"
+        modules.update({f"{path}.{place}": part for place, part in parts.items()})
+    tensors = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for path, module in modules.items():
+            for child in module.modules():
+                initialise(child)
+            for name, parameter in module.state_dict().items():
+                tensors[f"{path}.{name}"] = parameter.to(_dtype(source)).contiguous()
+    return tensors
+
+
+def _dtype(source: Source) -> torch.dtype:
+    """That of most of the checkpoint's numbers."""
+    numbers: dict[str, int] = {}
+    for name, shard in source.names.items():
+        entry = shard.entries[name]
+        numbers[entry.dtype] = numbers.get(entry.dtype, 0) + entry.numbers
+    floating = {dtype: count for dtype, count in numbers.items() if dtype in DTYPES}
+    return DTYPES[max(floating, key=lambda dtype: floating[dtype])] if floating else torch.float32
+
+
+def _write_weights(
+    source: Source, dropped: list[str], added: dict[str, torch.Tensor], directory: Path
+) -> tuple[list[str], list[str]]:
+    """Shards, and an index if there are several. Returns the names of those linked and those rewritten."""
+    shards = [shard for shard in source.shards if set(shard.entries) - set(dropped)]
+    total = len(shards) + bool(added)
+    linked: list[str] = []
+    rewritten: list[str] = []
+    weight_map: dict[str, str] = {}
+    bytes_in_all = 0
+    for number, shard in enumerate(shards, start=1):
+        name, own = _shard_name(number, total), set(dropped) & set(shard.entries)
+        if own:
+            shard.write_without(own, directory / name)
+        else:
+            shard.link_or_copy(directory / name)
+        (rewritten if own else linked).append(name)
+        for tensor, entry in shard.entries.items():
+            if tensor not in own:
+                weight_map[tensor] = name
+                bytes_in_all += entry.stop - entry.start
+    if added:
+        name = _shard_name(total, total)
+        save_file(added, directory / name, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(added, name))
+        bytes_in_all += sum(tensor.nbytes for tensor in added.values())
+    for name in set(weight_map.values()):
+        Shard.read(directory / name)  # whatever happened to the disk meanwhile
+    if total > 1:
+        index = {"metadata": {"total_size": bytes_in_all}, "weight_map": dict(sorted(weight_map.items()))}
+        (directory / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return linked, rewritten
+
+
+def _shard_name(number: int, total: int) -> str:
+    return SAFE_WEIGHTS_NAME if total == 1 else f"model-{number:05d}-of-{total:05d}.safetensors"
+
+
+@contextmanager
+def _appearing(out: Path, force: bool) -> Iterator[Path]:
+    """A directory beside `out` to write to, which becomes `out` when all of it is there; nothing is left otherwise."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written: {error}") from error
+    try:
+        directory.chmod(0o777 & ~_umask())
+        yield directory
+        _flush(directory)
+        _put_in_place(directory, out, force)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ValueError(f"no space left for {out}: nothing was written") from error
+        raise
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
+
+
+def _flush(directory: Path) -> None:
+    """See to it that what was written is on the disk before its name is: a crash must not leave empty files."""
+    for path in [*(p for p in directory.rglob("*") if p.is_file()), directory]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _put_in_place(directory: Path, out: Path, force: bool) -> None:
+    if not out.exists():
+        directory.rename(out)
+    elif not any(out.iterdir()):
+        directory.replace(out)
+    else:
+        assert force
+        old = out.with_name(f".{out.name}.{os.getpid()}.replaced")
+        out.rename(old)
+        directory.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
