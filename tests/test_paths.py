@@ -11,8 +11,7 @@ import pytest
 import tiny
 import torch
 from cases import ARCHITECTURES, CASES, Case, pairs
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from largest import Largest, kept_together
 from transformers import DynamicCache, StaticCache
 
 from hf_posenc import attention
@@ -327,19 +326,6 @@ def test_dropout_is_the_same_when_layers_are_computed_again(architecture: str, s
     assert any((gradients[0][name] - gradients[3][name]).abs().max() > 1e-6 for name in gradients[0])
 
 
-class LargestStorage(TorchDispatchMode):
-    """Notes the most numbers that are kept together by anything an operation gives out, forward and backward."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.itemsize)
-        return result
-
-
 WRITTEN_OUT = ("fire", "fire+alibi", "tupe-untied", "cope")
 """A number for each pair, of no form that could be computed by chunks."""
 
@@ -363,12 +349,12 @@ def test_nothing_of_queries_by_keys_is_built(
     length = 1024
     sizes = {"max_position_embeddings" if architecture == "bert" else "n_positions": length}
     model, ids = tiny.model(architecture, case.scheme, torch.float32, **sizes), tiny.tokens(1, length)
-    with torch.set_grad_enabled(training), LargestStorage() as largest:
+    with torch.set_grad_enabled(training), Largest(kept_together) as largest:
         output = model.base_model(ids, use_cache=False)[0]
         if training:
             output.sum().backward()
     assert largest.numbers <= length * length / 4
     model.set_attn_implementation("eager")  # the control: what must not be there would be seen
-    with torch.no_grad(), LargestStorage() as largest:
+    with torch.no_grad(), Largest(kept_together) as largest:
         model.base_model(ids, use_cache=False)
     assert largest.numbers >= length * length

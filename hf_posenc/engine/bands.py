@@ -82,11 +82,12 @@ def products_with_ends(states_BHQD: torch.Tensor, vectors: Vectors, heads: slice
 
 
 def put_products(
-    into_BHMC: torch.Tensor, states_BHMD: torch.Tensor, with_ends_BHM2: torch.Tensor, run: Run, fresh: bool
+    into_BHMC: torch.Tensor, states_BHMD: torch.Tensor, with_ends_BHM2: torch.Tensor | None, run: Run, fresh: bool
 ) -> None:
     """At each row and column the product of the row's state and the distance's vector: written if fresh, else added."""
     put = torch.Tensor.copy_ if fresh else torch.Tensor.add_
     for end, columns in run.far:
+        assert with_ends_BHM2 is not None
         put(into_BHMC[..., columns], with_ends_BHM2[..., end, None])
     if run.has_near:
         states_HBMD = states_BHMD.transpose(0, 1)

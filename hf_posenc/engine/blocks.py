@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -37,6 +37,17 @@ class Chunk(NamedTuple):
     @property
     def queries(self) -> slice:
         return slice(self.start, self.stop)
+
+    def for_heads(self, states_BGKD: torch.Tensor) -> torch.Tensor:
+        """(B, H, S, D): the keys or values that it sees, once for each of its heads."""
+        own = states_BGKD[:, self.groups, : self.seen]
+        shared = (self.heads.stop - self.heads.start) // own.shape[1]
+        return own.repeat_interleave(shared, dim=1) if shared > 1 else own
+
+    def add_by_group(self, sums_BGKD: torch.Tensor, found_BHSD: torch.Tensor, keys: slice | None = None) -> None:
+        """The reverse: what the heads found, of all keys that it sees or some, added to the heads of keys."""
+        own = sums_BGKD[:, self.groups, keys or slice(0, self.seen)]
+        own += found_BHSD.unflatten(1, (own.shape[1], -1)).sum(2)
 
 
 def head_groups(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
@@ -108,74 +119,61 @@ class DistanceBlock:
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryBlock:
-    """By query and distance."""
+class _ProductBlock:
+    """Products of states and the vectors of distances: what those of queries and of keys share."""
 
-    query_BHQD: torch.Tensor
+    states: torch.Tensor
+    """Queries (B, H, Q, D), or keys (B, G, K, D)."""
     vectors: Vectors
 
     @property
     def batch(self) -> int:
-        return self.query_BHQD.shape[0]
+        return self.states.shape[0]
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.query_BHQD, self.vectors.near_HND
+        return self.states, self.vectors.near_HND
 
-    def with_tensors(self, *tensors: torch.Tensor) -> QueryBlock:
-        return QueryBlock(tensors[0], dataclasses.replace(self.vectors, near_HND=tensors[1]))
+    def with_tensors(self, *tensors: torch.Tensor) -> Any:
+        return type(self)(tensors[0], dataclasses.replace(self.vectors, near_HND=tensors[1]))
+
+
+class QueryBlock(_ProductBlock):
+    """By query and distance."""
 
     def put(self, into_BHMS: torch.Tensor, chunk: Chunk, fresh: bool) -> None:
-        own = self.query_BHQD[:, chunk.heads, chunk.queries]
+        own = self.states[:, chunk.heads, chunk.queries]
         ends = products_with_ends(own, self.vectors, chunk.heads)
         for run, rows in _query_runs(self.vectors, chunk):
             put_products(into_BHMS[:, :, rows], own[:, :, rows], ends[:, :, rows], run, fresh)
 
     def take_back(self, d_logits_BHMS: torch.Tensor, chunk: Chunk, sums: list[torch.Tensor]) -> None:
-        own, found = (states[:, chunk.heads, chunk.queries] for states in (self.query_BHQD, sums[0]))
+        own, found = (states[:, chunk.heads, chunk.queries] for states in (self.states, sums[0]))
         for run, rows in _query_runs(self.vectors, chunk):
             laid = ByDistance(d_logits_BHMS[:, :, rows], run, own.dtype)
             found[:, :, rows] += laid.sums_of_vectors()
             laid.add_sums_of_states(sums[1], own[:, :, rows])
 
 
-@dataclasses.dataclass(frozen=True)
-class KeyBlock:
+class KeyBlock(_ProductBlock):
     """By key and distance: the roles of queries and keys are exchanged."""
 
-    key_BGKD: torch.Tensor
-    vectors: Vectors
-
-    @property
-    def batch(self) -> int:
-        return self.key_BGKD.shape[0]
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.key_BGKD, self.vectors.near_HND
-
-    def with_tensors(self, *tensors: torch.Tensor) -> KeyBlock:
-        return KeyBlock(tensors[0], dataclasses.replace(self.vectors, near_HND=tensors[1]))
-
     def _runs(self, chunk: Chunk) -> Iterator[tuple[Run, slice, torch.Tensor]]:
-        shared = (chunk.heads.stop - chunk.heads.start) // (chunk.groups.stop - chunk.groups.start)
+        states = chunk.for_heads(self.states)
         for start in range(0, chunk.seen, RUN):
-            stop = min(start + RUN, chunk.seen)
-            run = Run(self.vectors, chunk.heads, (start, stop), (chunk.start, chunk.stop))
-            states = self.key_BGKD[:, chunk.groups, start:stop]
-            yield run, slice(start, stop), states.repeat_interleave(shared, dim=1) if shared > 1 else states
+            rows = slice(start, min(start + RUN, chunk.seen))
+            run = Run(self.vectors, chunk.heads, (rows.start, rows.stop), (chunk.start, chunk.stop))
+            yield run, rows, states[:, :, rows]
 
     def put(self, into_BHMS: torch.Tensor, chunk: Chunk, fresh: bool) -> None:
         for run, rows, states in self._runs(chunk):
-            ends = products_with_ends(states, self.vectors, chunk.heads) if run.far else states
+            ends = products_with_ends(states, self.vectors, chunk.heads) if run.far else None
             put_products(into_BHMS[..., rows].transpose(-1, -2), states, ends, run, fresh)
 
     def take_back(self, d_logits_BHMS: torch.Tensor, chunk: Chunk, sums: list[torch.Tensor]) -> None:
         for run, rows, states in self._runs(chunk):
             laid = ByDistance(d_logits_BHMS[..., rows].transpose(-1, -2), run, states.dtype)
-            found = laid.sums_of_vectors()
-            own = sums[0][:, chunk.groups, rows]
-            own += found.unflatten(1, (own.shape[1], -1)).sum(2)
+            chunk.add_by_group(sums[0], laid.sums_of_vectors(), rows)
             laid.add_sums_of_states(sums[1], states)
 
 

@@ -164,7 +164,7 @@ def _weights(
     plan: ChunkPlan, chunk: Chunk, query: torch.Tensor, key: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(B, H, M, S) in a wide dtype, and what dropout multiplies them by."""
-    q, k = query[:, chunk.heads, chunk.queries], _for_heads(key, chunk)
+    q, k = query[:, chunk.heads, chunk.queries], chunk.for_heads(key)
     wide = torch.promote_types(query.dtype, torch.float32)  # the lowest float16 and a logit would be -inf together
     logits = q.matmul(k.transpose(-1, -2)).to(wide).mul_(plan.scaling)
     for block in plan.blocks:
@@ -177,16 +177,9 @@ def _weights(
     return weights, kept.div_(max(1 - plan.dropout, torch.finfo(kept.dtype).eps))  # of all dropped, zeros are left
 
 
-def _for_heads(states_BGKD: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-    """(B, H, S, D): the keys or values that the chunk sees, once for each of its heads."""
-    own = states_BGKD[:, chunk.groups, : chunk.seen]
-    shared = (chunk.heads.stop - chunk.heads.start) // own.shape[1]
-    return own.repeat_interleave(shared, dim=1) if shared > 1 else own
-
-
 def _weighted(plan: ChunkPlan, chunk: Chunk, weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """(B, H, M, D): values, and the vectors that join them."""
-    v = _for_heads(value, chunk)
+    v = chunk.for_heads(value)
     output = weights.to(v.dtype).matmul(v)
     for block in plan.value_blocks:
         block.add_weighted(output, weights, chunk)
@@ -212,15 +205,15 @@ class _ByChunks(torch.autograd.Function):
         sums = [torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, wide)) for tensor in tensors]
         d_query, d_key, d_value, *d_own = sums
         of_blocks, wanted = plan.shared_out(d_own), plan.shared_out(list(ctx.needs_input_grad[5:]))
-        trained = [(block, sums) for block, sums, own in zip(plan.blocks, of_blocks, wanted, strict=False) if any(own)]
+        trained = [(block, to) for block, to, asked in zip(plan.blocks, of_blocks, wanted, strict=False) if any(asked)]
         of_values = of_blocks[len(plan.blocks) :]
         grad, output = grad_BQHD.transpose(1, 2), output_BQHD.transpose(1, 2)
         for chunk in all_chunks(query, key, plan.causal, plan.size_by_hand):
             q, g, o = (states[:, chunk.heads, chunk.queries] for states in (query, grad, output))
-            k, v = _for_heads(key, chunk), _for_heads(value, chunk)
+            k, v = chunk.for_heads(key), chunk.for_heads(value)
             weights, kept = _weights(plan, chunk, query, key)
             given = weights if kept is None else weights * kept
-            _add_by_group(d_value, chunk, given.to(g.dtype).transpose(-1, -2).matmul(g))
+            chunk.add_by_group(d_value, given.to(g.dtype).transpose(-1, -2).matmul(g))
             d_weights = g.matmul(v.transpose(-1, -2)).to(wide)
             for value_block, found in zip(plan.value_blocks, of_values, strict=True):
                 value_block.take_back(g, given, chunk, d_weights, found)
@@ -231,10 +224,5 @@ class _ByChunks(torch.autograd.Function):
                 block.take_back(d_logits, chunk, found)
             d_scaled = d_logits.mul_(plan.scaling).to(q.dtype)
             d_query[:, chunk.heads, chunk.queries] = d_scaled.matmul(k).to(wide)
-            _add_by_group(d_key, chunk, d_scaled.transpose(-1, -2).matmul(q))
+            chunk.add_by_group(d_key, d_scaled.transpose(-1, -2).matmul(q))
         return None, None, *(found.to(tensor.dtype) for found, tensor in zip(sums, tensors, strict=True))
-
-
-def _add_by_group(sums_BGKD: torch.Tensor, chunk: Chunk, found_BHSD: torch.Tensor) -> None:
-    own = sums_BGKD[:, chunk.groups, : chunk.seen]
-    own += found_BHSD.unflatten(1, (own.shape[1], -1)).sum(2)

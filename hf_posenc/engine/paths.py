@@ -78,10 +78,7 @@ def choose(now: Situation) -> tuple[Path, str]:
         if now.dropout:
             return Path.REFUSED, NO_DROPOUT
         if torch.Tensor in now.forms or not now.uniform:
-            return (
-                Path.FLEX,
-                "what is not by slot, or of no form that could be looked up, is written out",
-            )
+            return Path.FLEX, "what is not by slot, or of no form that could be looked up, is written out"
         return Path.FLEX, "nothing is added" if nothing else "the scores can be changed in the kernel"
     written = Path.WEIGHTS if now.values else Path.WRITTEN_OUT
     if now.backend != "sdpa":
