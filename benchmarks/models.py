@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -198,46 +199,45 @@ def x_transformers(causal: bool, **attention: Any) -> Callable[[int], Model]:
     return build
 
 
-ENCODERS: dict[str, Callable[[int], Model]] = {
-    "BERT": bert,
-    "BERT + rope": lambda n: bert(n, "rope"),
-    "BERT + alibi": lambda n: bert(n, "alibi"),
-    "BERT + t5": lambda n: bert(n, "t5"),
-    "BERT + tupe": lambda n: bert(n, "tupe"),
-    "BERT + shaw": lambda n: bert(n, "shaw"),
-    "BERT + transformer_xl": lambda n: bert(n, "transformer_xl"),
-    "BERT + deberta (v2)": lambda n: bert(n, DEBERTA_V2),
-    "BERT + deberta (v1)": lambda n: bert(n, DEBERTA_V1),
-    "BERT + t5, eager": lambda n: bert(n, "t5", "eager"),
-    "BERT + deberta (v2), eager": lambda n: bert(n, DEBERTA_V2, "eager"),
+Builder = Callable[..., Model]
+
+
+def _family(name: str, build: Builder, schemes: dict[str, Any], eager: tuple[str, ...] = ()) -> dict[str, Builder]:
+    """An architecture as it is, under each scheme, and under some on the eager backend."""
+    found = {name: build}
+    found.update({f"{name} + {title}": partial(build, scheme=scheme) for title, scheme in schemes.items()})
+    found.update({f"{name} + {title}, eager": partial(build, scheme=schemes[title], how="eager") for title in eager})
+    return found
+
+
+def _x_transformers(causal: bool) -> dict[str, Builder]:
+    return {
+        "x-transformers rotary": x_transformers(causal, rotary_pos_emb=True, attn_flash=True),
+        "x-transformers alibi": x_transformers(causal, alibi_pos_bias=True, alibi_num_heads=HEADS, attn_flash=True),
+        "x-transformers t5": x_transformers(causal, rel_pos_bias=True),
+    }
+
+
+COMMON = {name: name for name in ("rope", "alibi", "t5")}
+COSTLY = {name: name for name in ("tupe", "shaw", "transformer_xl")}
+DEBERTAS = {"deberta (v2)": DEBERTA_V2, "deberta (v1)": DEBERTA_V1}
+ENCODERS: dict[str, Builder] = {
+    **_family("BERT", bert, {**COMMON, **COSTLY, **DEBERTAS}, eager=("t5", "deberta (v2)")),
     "RoFormer": roformer,
     "T5 encoder": t5_encoder,
     "XLNet": xlnet,
     "DebertaV2": deberta_v2,
     "Deberta": deberta_v1,
-    "x-transformers rotary": x_transformers(False, rotary_pos_emb=True, attn_flash=True),
-    "x-transformers alibi": x_transformers(False, alibi_pos_bias=True, alibi_num_heads=HEADS, attn_flash=True),
-    "x-transformers t5": x_transformers(False, rel_pos_bias=True),
+    **_x_transformers(False),
 }
-DECODERS: dict[str, Callable[[int], Model]] = {
-    "GPT-2": gpt2,
-    "GPT-2 + rope": lambda n: gpt2(n, "rope"),
-    "GPT-2 + alibi": lambda n: gpt2(n, "alibi"),
-    "GPT-2 + t5": lambda n: gpt2(n, "t5"),
-    "GPT-2 + alibi, eager": lambda n: gpt2(n, "alibi", "eager"),
+DECODERS: dict[str, Builder] = {
+    **_family("GPT-2", gpt2, COMMON, eager=("alibi",)),
     "BLOOM (alibi)": bloom,
     "MPT (alibi)": mpt,
     "GPT-NeoX (rope)": neox,
-    "x-transformers rotary": x_transformers(True, rotary_pos_emb=True, attn_flash=True),
-    "x-transformers alibi": x_transformers(True, alibi_pos_bias=True, alibi_num_heads=HEADS, attn_flash=True),
-    "x-transformers t5": x_transformers(True, rel_pos_bias=True),
+    **_x_transformers(True),
 }
-LLAMAS: dict[str, Callable[[int], Model]] = {
-    "LLaMA": llama,
-    "LLaMA + rope": lambda n: llama(n, "rope"),
-    "LLaMA + alibi": lambda n: llama(n, "alibi"),
-    "LLaMA + t5": lambda n: llama(n, "t5"),
-}
+LLAMAS = _family("LLaMA", llama, COMMON)
 QUADRATIC = (
     "eager",
     "RoFormer",
