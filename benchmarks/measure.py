@@ -7,6 +7,7 @@ what is reported; times alone say little. Memory is that of a fresh process at i
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
 import subprocess
 import sys
@@ -73,7 +74,10 @@ except OSError:
 run()
 print("peak", (status("VmHWM") - before) / 1024)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    # Freed memory goes back at once, so that what was freed before does not hide what is taken now.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(done.stderr)
     return float(done.stdout.rsplit("peak ", 1)[1])

@@ -24,11 +24,12 @@ from .engine.calls import AttentionCall
 from .engine.chunks import sdpa_by_chunks
 from .engine.flex import flex, flex_with_terms
 from .engine.paths import CAN_ADD_SCORES, CAN_ADD_VALUES, Mask, Path, Situation, choose
+from .engine.scores import added_up, by_slots
 from .engine.strided import sdpa_strided, sdpa_strided_by_rows
 from .engine.written import sdpa_by_heads, weighted
 from .masks import visible_pairs
 from .scheme import Content, Part, Positions, Scheme, tracing
-from .terms import Term
+from .terms import DistanceBias, Term
 
 NAME = "hf_posenc"
 
@@ -167,6 +168,10 @@ def positioned_attention(
     terms = score_terms(scoring, content)
     for scheme, _, part in schemes_at("content_scale", module, posenc):
         query = query * scheme("content_scale", part).to(query)[:, None, None]
+    one_row = query.shape[2] == 1 and backend == "sdpa" and attention_mask is None and posenc.uniform and not valuing
+    if one_row and all(isinstance(term, DistanceBias) for term in terms):  # what is chosen below as well, but sooner
+        row = by_slots(added_up(terms, posenc, content), 1, posenc.key_length)
+        return stock(module, query, key, value, row.to(query.dtype), scaling=scaling, **kwargs)
     if causal and key.shape[2] > query.shape[2]:  # slots of a static cache that a first call leaves empty
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     call = AttentionCall(

@@ -31,7 +31,7 @@ class BucketTable(LayerPart):
 
 def distance_buckets(distances: torch.Tensor, num_buckets: int, max_distance: int, bidirectional: bool) -> torch.Tensor:
     """Bucket of each distance (key minus query). The logarithm is in float32 and in T5's order: edges depend on it."""
-    first = torch.zeros_like(distances)
+    first: torch.Tensor | int = 0
     if bidirectional:
         num_buckets //= 2
         first = (distances > 0).long() * num_buckets

@@ -92,10 +92,9 @@ def all_positions(cache: Any, queries: torch.Tensor, seen: int | torch.Tensor) -
     return torch.cat([earlier[:, :seen].to(queries.device), queries], dim=-1)
 
 
-def refuse_jump(cache: Any, queries: torch.Tensor, visible_BK: torch.Tensor | None, seen: Any) -> None:
+def refuse_jump(everything: torch.Tensor, visible_BK: torch.Tensor | None, seen: Any) -> None:
     """Later, keys are placed by counting back from the queries: that is right only if these go on where keys ended."""
-    everything = all_positions(cache, queries, seen)
-    if everything is None or tracing() or _plainly_goes_on(everything, visible_BK, seen):
+    if tracing() or _plainly_goes_on(everything, visible_BK, seen):
         return
     visible = torch.ones_like(everything, dtype=torch.bool)
     if visible_BK is not None:

@@ -11,9 +11,9 @@ from torch import nn
 from .attention import PositionedAttention, schemes_at, score_terms
 from .engine.paths import Mask, Path, Situation, choose
 from .patches.classes import BaseVariant
-from .scheme import Content, Positions
+from .scheme import STOCK_ROTATION, Content, Positions
 
-SEAMS = ("rotate", "score", "value")
+SEAMS = ("rotate", STOCK_ROTATION, "score", "value")
 BACKENDS = ("sdpa", "eager", "flex_attention", "flash_attention_2")
 OCCASIONS: dict[str, dict[str, Any]] = {
     "no padding": {},

@@ -75,8 +75,9 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
         order, by_slot = survey(queries_BQ, slots_BQ, real_BQ)
         by_slot = by_slot and (first_call or _shows_all(visible_BK, seen, num_queries))
     refuse_irregular_cache(cache, seen, order, needs.distances)
-    if given is not None and needs.distances and not first_call:
-        refuse_jump(cache, queries_BQ.expand(rows, -1), visible_BK, seen)
+    everything = all_positions(cache, queries_BQ.expand(rows, -1), seen) if needs.distances else None
+    if given is not None and everything is not None and not first_call:
+        refuse_jump(everything, visible_BK, seen)
 
     key_length, keys_BK = key_length_of(cache, seen, num_queries), None
     by_slot = by_slot or not needs.distances
@@ -109,7 +110,6 @@ def locate(inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool
     positions.causal = causal
     if padding is not None and order is Order.STEADY and first_call and needs.distances:
         positions.spans = _spans(padding[:, :num_queries])
-    everything = all_positions(cache, queries_BQ.expand(rows, -1), seen) if needs.distances else None
     return Located(positions, mask, order, seen, visible_BK, pairs, everything)
 
 
@@ -155,6 +155,8 @@ def _at_slots(visible_BK: torch.Tensor | None, seen: int | torch.Tensor, num_que
             f"attention_mask covers {visible_BK.shape[-1]} tokens, but {seen} cached and {num_queries} new ones are to "
             "be attended to: pass the mask of all of them"
         )
+    if isinstance(seen, int):
+        return visible_BK[:, seen : seen + num_queries]
     slots = torch.arange(num_queries, device=visible_BK.device) + seen
     return visible_BK.index_select(1, slots)
 

@@ -189,6 +189,8 @@ class Kind(enum.Enum):
 
 LAYER_SEAMS = ("rotate", "score", "content_scale", "value")
 """Where a scheme acts inside of a layer."""
+STOCK_ROTATION = "stock rotation"
+"""Beside the seams: where a scheme's angles are handed to the architecture, which turns by them itself."""
 Part = Callable[..., Any]
 """How a scheme is handed its part of a layer: to be called. A module would be taken along to other devices by hooks."""
 
@@ -275,6 +277,13 @@ class Scheme(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise own parameters, through `transformers.initialization` so that loaded ones are left alone."""
+
+    def turns_by_halves(self) -> bool:
+        """Whether `prepare` gives cosines and sines, (B, 1, Q, D), by which `rotate` turns features half a head apart.
+
+        LLaMA's own code turns that way: where nothing else asks for queries that are not turned, it is left to do it.
+        """
+        return False
 
     def keeps_table(self) -> bool:
         """Whether the architecture's own position table stays and is used by this scheme."""

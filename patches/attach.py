@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hf_posenc.attention import refuse_backend
-from hf_posenc.scheme import LAYER_SEAMS, LayerPart, Scheme
+from hf_posenc.scheme import LAYER_SEAMS, STOCK_ROTATION, LayerPart, Scheme
 
 from .architecture import Architecture, NoRotation, NoTable
 
@@ -44,13 +44,7 @@ def plan(architecture: Architecture, config: Any) -> Plan:
             part = scheme.layer_part()
             if part is not None:
                 parts.setdefault(layer, nn.ModuleDict())[str(place)] = part
-    active = tuple(
-        {
-            seam: tuple(n for n, own in enumerate(layers) if layer in own and schemes[n].acts_at(seam))
-            for seam in LAYER_SEAMS
-        }
-        for layer in range(shape.num_layers)
-    )
+    active = tuple(_acting(architecture, schemes, layers, layer) for layer in range(shape.num_layers))
     keeps_table = any(scheme.keeps_table() for scheme in schemes)
     if sum(scheme.keeps_table() for scheme in schemes) > 1:
         raise ValueError(
@@ -58,6 +52,20 @@ def plan(architecture: Architecture, config: Any) -> Plan:
         )
     holds_table = keeps_table and any(scheme.rewrites_words for scheme in schemes)
     return Plan(schemes, parts, active, keeps_table, holds_table, copy.deepcopy(config.position_scheme))
+
+
+def _acting(
+    architecture: Architecture, schemes: list[Scheme], layers: list[Any], layer: int
+) -> dict[str, tuple[int, ...]]:
+    """For each seam of a layer, the places of the schemes that act there."""
+    acting = {
+        seam: tuple(n for n, own in enumerate(layers) if layer in own and schemes[n].acts_at(seam))
+        for seam in LAYER_SEAMS
+    }
+    turning = acting["rotate"]
+    alone = len(turning) == 1 and not acting["score"] and not acting["value"]
+    by_stock = alone and architecture.rotary is not None and schemes[turning[0]].turns_by_halves()
+    return {**acting, "rotate": (), STOCK_ROTATION: turning} if by_stock else {**acting, STOCK_ROTATION: ()}
 
 
 def attach(base: nn.Module, architecture: Architecture, plan: Plan) -> dict[str, nn.Module]:

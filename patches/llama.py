@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers.models.llama import modeling_llama
 
 from hf_posenc.attention import PositionedAttention
+from hf_posenc.scheme import STOCK_ROTATION, Positions
 
 from .architecture import Architecture
 
@@ -15,6 +18,18 @@ class PosEncLlamaAttention(PositionedAttention, modeling_llama.LlamaAttention):
 
     def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.q_proj(states), self.k_proj(states)  # type: ignore[operator]
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: Any = None,
+        posenc: Positions | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if posenc is not None:
+            for place in posenc.active[self.layer_idx][STOCK_ROTATION]:
+                position_embeddings = [angles.squeeze(1).to(hidden_states.dtype) for angles in posenc.prepared[place]]
+        return super().forward(hidden_states, position_embeddings=position_embeddings, posenc=posenc, **kwargs)
 
 
 LLAMA = Architecture(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
+from typing import NamedTuple
 
 import torch
 
@@ -39,9 +39,8 @@ class Mask(enum.Enum):
     OTHER = "any other"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Situation:
-    """Everything that the choice depends on."""
+class Situation(NamedTuple):
+    """Everything that the choice depends on. Made for every layer and token, so of a kind that is made fast."""
 
     backend: str
     forms: frozenset[type]

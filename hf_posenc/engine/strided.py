@@ -25,31 +25,47 @@ CAUSAL_RUN = 256
 def sdpa_strided(call: AttentionCall, values_HL: torch.Tensor) -> torch.Tensor:
     """(B, Q, H, D): attention with the bias as a view. If the bias is trained, with a backward pass of its own."""
     if not (torch.is_grad_enabled() and values_HL.requires_grad):
-        return _in_runs(call, call.query.flip(2), call.key, call.value, values_HL).flip(1)
+        return _in_runs(call, call.query, call.key, call.value, values_HL, rising=True)
 
     def forward(plan: ChunkPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return _in_runs(call, query, key, value, plan.blocks[0].tensors[0])
+        return _in_runs(call, query, key, value, plan.blocks[0].tensors[0], rising=False)
 
     return trained_by_chunks(dataclasses.replace(call, terms=[DistanceBias(values_HL)]), forward)
 
 
 def _in_runs(
-    call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, values_HL: torch.Tensor
+    call: AttentionCall,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    values_HL: torch.Tensor,
+    rising: bool,
 ) -> torch.Tensor:
-    """The stock function on each run of queries in falling order, with a view as its mask."""
+    """The stock function on each run of queries, in falling order, with a view as its mask.
+
+    `rising`: the queries come in the order of the keys, and so shall the output; a run is turned round at a time.
+    """
     length = query.shape[2]
     values_HL = values_HL.to(query.dtype).contiguous()  # of a view with other strides, the kernel makes a copy
     size = CAUSAL_RUN if call.causal else length
     if call.causal:
         ahead = torch.arange(values_HL.shape[-1], device=values_HL.device) >= length
         values_HL = values_HL.masked_fill(ahead, float("-inf"))
-    outputs = []
+    pieces: list[torch.Tensor] = []
+    whole: torch.Tensor | None = None
     for start in range(0, length, size):
         stop = min(start + size, length)
         seen = length - start if call.causal else key.shape[2]  # with a mask, the kernel skips none that nobody sees
         view = rows_by_falling_query(values_HL[:, start : stop + seen - 1], seen)[None]
-        outputs.append(call.run_stock(query[:, :, start:stop], key[:, :, :seen], value[:, :, :seen], view)[0])
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        run = query[:, :, length - stop : length - start].flip(2) if rising else query[:, :, start:stop]
+        output_BQHD = call.run_stock(run, key[:, :, :seen], value[:, :, :seen], view)[0]
+        pieces.append(output_BQHD.flip(1) if rising else output_BQHD)
+        if not torch.is_grad_enabled():  # pieces beside a whole made of them would be twice the memory
+            piece = pieces.pop()
+            if whole is None:
+                whole = piece.new_empty(piece.shape[0], length, *piece.shape[2:])
+            whole.narrow(1, length - stop if rising else start, stop - start).copy_(piece)
+    return whole if whole is not None else torch.cat(pieces[::-1] if rising else pieces, dim=1)
 
 
 def sdpa_strided_by_rows(call: AttentionCall, values_HL: torch.Tensor) -> torch.Tensor:

@@ -126,6 +126,9 @@ class Rope(Scheme):
             )
         return length
 
+    def turns_by_halves(self) -> bool:
+        return self.options.layout == "halves" and 2 * len(self.frequencies) == self.shape.head_size
+
     def rotate(
         self, states_BHQD: torch.Tensor, prepared: tuple[torch.Tensor, torch.Tensor], keys: bool
     ) -> torch.Tensor:
