@@ -154,6 +154,8 @@ def positioned_attention(
             f"the cache handed out {key.shape[2]} keys where {posenc.key_length} were expected: this cache class "
             "drops or moves keys, so their positions are lost; use DynamicCache or StaticCache"
         )
+    if query.dtype != value.dtype:  # autocast: a rotation in float32 made them wide; the kernels would narrow them too
+        plain_query, query, key = (states.to(value.dtype) for states in (plain_query, query, key))
     asked = kwargs.get("is_causal")
     causal = (module.is_causal if asked is None else asked) and query.shape[2] > 1 and attention_mask is None
     scaling = kwargs.pop("scaling", None) or query.shape[-1] ** -0.5
