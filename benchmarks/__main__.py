@@ -103,7 +103,7 @@ def everything() -> Iterator[list[Measured]]:
     yield from whole_models("decoders", models.DECODERS, [512, 1024], train=True)
     yield from whole_models("llamas", models.LLAMAS, [1024, 2048, 4096])
     yield from whole_models("llamas", models.LLAMAS, [1024], train=True)
-    yield from decoded(512, 3)
+    yield from decoded(512, 5)
     yield from memories()
 
 
