@@ -93,18 +93,38 @@ def memories() -> Iterator[list[Measured]]:
     yield memory.long_inputs([4096, 8192, 16384], ["alibi", "t5"])
 
 
-def everything() -> Iterator[list[Measured]]:
-    yield [import_time.measured()]
-    yield from attention_alone([512, 1024, 2048, 4096], list(ATTENTION))
+def encoders() -> Iterator[list[Measured]]:
     yield from whole_models("encoders", models.ENCODERS, [512, 1024, 2048, 4096], square_below=2048)
     yield from whole_models("encoders", models.ENCODERS, [512], batch=4)
     yield from whole_models("encoders", models.ENCODERS, [512, 1024], train=True)
+
+
+def decoders() -> Iterator[list[Measured]]:
     yield from whole_models("decoders", models.DECODERS, [512, 1024, 2048, 4096])
     yield from whole_models("decoders", models.DECODERS, [512, 1024], train=True)
+
+
+def llamas() -> Iterator[list[Measured]]:
     yield from whole_models("llamas", models.LLAMAS, [1024, 2048, 4096])
     yield from whole_models("llamas", models.LLAMAS, [1024], train=True)
-    yield from decoded(512, 5)
-    yield from memories()
+
+
+GROUPS: dict[str, Callable[[], Iterator[list[Measured]]]] = {
+    "import": lambda: iter([[import_time.measured()]]),
+    "attention": lambda: attention_alone([512, 1024, 2048, 4096], list(ATTENTION)),
+    "encoders": encoders,
+    "decoders": decoders,
+    "llamas": llamas,
+    "decoding": lambda: decoded(512, 5),
+    "memory": memories,
+}
+"""All that `make bench` measures, by the name that its results carry."""
+
+
+def everything(only: list[str]) -> Iterator[list[Measured]]:
+    for name, measure in GROUPS.items():
+        if name in only or not only:
+            yield from measure()
 
 
 def quick() -> Iterator[list[Measured]]:
@@ -123,6 +143,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a sample, in under three minutes")
     parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument(
+        "--only", action="append", choices=list(GROUPS), default=[], help="measure a group again; the rest stays"
+    )
     parser.add_argument("--from-json", type=Path, help="measure nothing; write the page again from these figures")
     options = parser.parse_args()
     logging.set_verbosity_error()
@@ -133,8 +156,11 @@ def main() -> None:
         return
     print(report.machine_line(report.machine()), flush=True)
     results: list[Measured] = []
+    if options.only:
+        earlier = [Measured(**found) for found in json.loads(json_path.read_text())["results"]]
+        results = [found for found in earlier if found.group not in options.only]
     run = {}
-    for found in quick() if options.quick else everything():
+    for found in quick() if options.quick else everything(options.only):
         print("\r" + "\n".join(report.table(found)), flush=True)
         results.extend(found)
         gc.collect()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .catalogue import SchemeInfo
     from .checkpoints import Conversion, convert_checkpoint
     from .explanation import explain
+    from .handover import Handover
     from .patches import patched, restore, retrofit
     from .schemes import register_scheme
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Conversion",
+    "Handover",
     "convert_checkpoint",
     "explain",
     "patched",
@@ -38,6 +40,7 @@ _HOMES = {
     "Conversion": "checkpoints",
     "convert_checkpoint": "checkpoints",
     "explain": "explanation",
+    "Handover": "handover",
     "patched": "patches",
     "restore": "patches",
     "retrofit": "patches",

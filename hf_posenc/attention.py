@@ -109,6 +109,8 @@ def schemes_at(seam: str, module: PositionedAttention, posenc: Positions) -> lis
     parts = getattr(module, "position_scheme", None)
     found = []
     for place in posenc.active[module.layer_idx][seam]:
+        if not posenc.schemes[place].takes_part():
+            continue
         part = parts[str(place)].__call__ if parts is not None and str(place) in parts else None
         found.append((posenc.schemes[place], posenc.prepared[place], part))
     return found

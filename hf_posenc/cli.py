@@ -69,6 +69,13 @@ def convert(
     out: Annotated[Path, typer.Option(help="The directory to write.")],
     force: Annotated[bool, typer.Option("--force", help="Replace the directory if it is there.")] = False,
     revision: Annotated[str | None, typer.Option(help="Of a Hub id: branch, tag or commit.")] = None,
+    rotary_weights: Annotated[
+        str | None,
+        typer.Option(help="Reorder LLaMA's rotary features: interleaved_to_halves or halves_to_interleaved."),
+    ] = None,
+    measure: Annotated[
+        Path | None, typer.Option(help="A text file: load both, and report how far the variant is from its source.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the variant of a checkpoint with another position scheme, without building the model.
@@ -80,7 +87,15 @@ def convert(
     with _said_plainly():
         from .checkpoints import convert_checkpoint
 
-        done = convert_checkpoint(source, scheme_of(scheme), out, force=force, revision=revision)
+        done = convert_checkpoint(
+            source,
+            scheme_of(scheme),
+            out,
+            force=force,
+            revision=revision,
+            rotary_weights=rotary_weights,  # type: ignore[arg-type]
+            measure=measure,
+        )
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(done), default=str, indent=1))
     else:

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
-from .grammar import Item, parse
+from .grammar import Item, parse, schedule_of
 from .names import STOCK_CONFIGS, VARIANT_PREFIX
+from .schedule import KEY, at_step
 
 SHIM = "modeling_hf_posenc"
 MARK = (
@@ -206,10 +207,28 @@ def _become_variant(config: PreTrainedConfig, value: Any) -> None:
     if not isinstance(config, VariantConfig):
         _change_class(config, _VARIANTS[stock_class])
         config.__dict__[FRESH] = True
+    elif not config.scheme_is_fresh and schedule_of(parse(value)) is not None:
+        _refuse_another_handover(config.position_scheme, value)
     elif config.scheme_is_legacy and parse(value) != parse(config.position_scheme):
         # Another scheme than the checkpoint's old field says: nothing of it is in the checkpoint.
         config.__dict__.update({FRESH: True, LEGACY: False})
     config.__dict__["position_scheme"] = value
+
+
+def _refuse_another_handover(saved: Any, value: Any) -> None:
+    """What a saved variant would hand over from is not the stock encoding any more, or has come further already."""
+    if saved is not None and at_step(saved, 0) != at_step(value, 0):
+        raise ValueError(
+            f"the checkpoint is a variant with the position scheme {json.dumps(saved)}, which has no stock encoding to "
+            "hand over from: load it without a position_scheme, or begin with the stock checkpoint"
+        )
+    if saved is not None and saved != value and schedule_of(parse(value)) != schedule_of(parse(saved)):
+        given = value if isinstance(value, list) else [value]
+        if not any("step" in item.get(KEY, {}) for item in given if isinstance(item, dict)):
+            raise ValueError(
+                "the checkpoint was saved on the way of this handover, and loading it with that position_scheme would "
+                "begin it anew: load it without one"
+            )
 
 
 def _become_stock(config: PreTrainedConfig) -> None:

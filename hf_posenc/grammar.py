@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from .options import Options
+from .schedule import KEY, Schedule, read_schedule
 from .scheme import ModelShape, Scheme
 from .schemes import REGISTER
 
 SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(\d+)?)?")
-COMMON_KEYS = ("type", "layers")
+COMMON_KEYS = ("type", "layers", KEY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Item:
     scheme: type[Scheme]
     options: Options
     layers: list[int] | str | None
+    handover: Schedule | None = None
 
     @property
     def name(self) -> str:
@@ -60,8 +62,23 @@ def parse(position_scheme: Any) -> tuple[Item, ...]:
     if isinstance(position_scheme, (list, tuple)):
         if not position_scheme:
             raise ValueError('position_scheme is an empty list; for no position signal at all, say "none"')
-        return tuple(_parse_item(item) for item in position_scheme)
+        items = tuple(_parse_item(item) for item in position_scheme)
+        schedule_of(items)
+        return items
     return (_parse_item(position_scheme),)
+
+
+def items_of_stock(part: str) -> tuple[Item, ...]:
+    """The scheme that does what a part of a stock architecture does: its "table" or its "rotary"."""
+    return parse(next(name for name, scheme in REGISTER.items() if scheme.is_stock == part))
+
+
+def schedule_of(items: Iterable[Item]) -> Schedule | None:
+    """The one handover of a whole `position_scheme`, if there is one."""
+    found = {item.handover for item in items if item.handover is not None}
+    if len(found) > 1:
+        raise ValueError("position_scheme: a handover holds for the whole list; say it once")
+    return next(iter(found), None)
 
 
 def _parse_item(item: Any) -> Item:
@@ -81,13 +98,17 @@ def _parse_item(item: Any) -> Item:
     known = [field.name for field in dataclasses.fields(scheme.Options)]
     for key in options:
         if key not in known:
-            common = ["type"] if scheme.at_input else COMMON_KEYS
+            common = ["type", KEY] if scheme.at_input else COMMON_KEYS
             raise ValueError(f"{scheme.name}: unknown option {key!r}{nearest(key, [*known, *common])}")
     try:
         built = scheme.Options(**options)
     except ValueError as error:
         raise ValueError(f"{scheme.name}: {error}") from None
-    return Item(scheme, built, _check_layers(scheme, item.get("layers")))
+    try:
+        handover = read_schedule(item[KEY]) if KEY in item else None
+    except ValueError as error:
+        raise ValueError(f"{scheme.name}: {error}") from None
+    return Item(scheme, built, _check_layers(scheme, item.get("layers")), handover)
 
 
 def _check_layers(scheme: type[Scheme], layers: Any) -> list[int] | str | None:

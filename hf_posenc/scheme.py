@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from .fading import faded
 from .options import Options as AnyOptions
 from .terms import DistanceRows, Term
 
@@ -226,6 +227,12 @@ class Scheme(nn.Module):
     rewrites_words: bool = False
     """Whether its `embed` does more than add, so that what comes before and after it is not the same."""
     Options: ClassVar[type[AnyOptions]] = AnyOptions
+    strength: float = 1.0
+    """How much of it acts: less than all while one encoding is handed over to another."""
+    is_stock: ClassVar[str | None] = None
+    """What of a stock architecture it is, without any options: its "table" or its "rotary"; None: neither."""
+    fades_angles: ClassVar[bool] = False
+    """Whether its `rotate` turns by as much of the angle as `strength` says. Otherwise what it gives is weakened."""
 
     def __init__(self, options: AnyOptions, shape: ModelShape) -> None:
         super().__init__()
@@ -241,7 +248,14 @@ class Scheme(nn.Module):
         return self.acts(seam, self.options)
 
     def forward(self, seam: str, *args: Any) -> Any:
-        return getattr(self, seam)(*args)
+        found = getattr(self, seam)(*args)
+        if self.strength == 1.0 or (seam == "rotate" and self.fades_angles):
+            return found
+        return faded(seam, found, args, self.strength)
+
+    def takes_part(self) -> bool:
+        """Whether anything of it acts. In training all do: parameters must get gradients there, if only zeros."""
+        return self.strength > 0 or self.training
 
     def prepare(self, positions: Positions) -> Any:
         """Work shared by all layers: angles, buckets. Of parameters only where gradients are off: it is done outside of
@@ -279,7 +293,7 @@ class Scheme(nn.Module):
         """Initialise own parameters, through `transformers.initialization` so that loaded ones are left alone."""
 
     def turns_by_halves(self) -> bool:
-        """Whether `prepare` gives cosines and sines, (B, 1, Q, D), by which `rotate` turns features half a head apart.
+        """Whether `prepare` gives first cosines and sines, (B, 1, Q, D), of turns of features half a head apart.
 
         LLaMA's own code turns that way: where nothing else asks for queries that are not turned, it is left to do it.
         """
@@ -289,10 +303,11 @@ class Scheme(nn.Module):
         """Whether the architecture's own position table stays and is used by this scheme."""
         return False
 
-    def dress_table(self, table: nn.Embedding, held: bool) -> None:
+    def dress_table(self, table: nn.Embedding, held: bool, fades: bool) -> None:
         """Change how the architecture's own table looks up, by giving the object a subclass of its class.
 
         `held`: the architecture must get nothing from it, because the scheme puts it in itself (`Positions.table`).
+        `fades`: its `strength` will be set.
         """
 
     def undress_table(self, table: nn.Embedding) -> None:

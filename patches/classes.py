@@ -11,17 +11,20 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging
 
 from hf_posenc.attention import refuse_backend
 from hf_posenc.caches import annotate_cache, filled_caches, self_attention_cache
 from hf_posenc.config import VariantConfig, variant_config_class
 from hf_posenc.context import mean_of_words, remember_words
 from hf_posenc.positions import Located, Needs, locate, tokens_of
-from hf_posenc.scheme import Scheme
+from hf_posenc.scheme import Scheme, tracing
 
 from .architecture import Architecture
 from .attach import attach, ignored_keys, initialise, plan, with_scheme
+from .handing import before_loading
 
+logger = logging.get_logger(__name__)
 MODULE = "hf_posenc.models"
 FLATTENED = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
 """Inputs with an axis for choices (double heads) are laid out flat, which stock models do for token ids only."""
@@ -97,18 +100,29 @@ class BaseVariant(Variant):
     active_schemes: tuple[dict[str, tuple[int, ...]], ...]
     built_scheme: Any
     holds_table: bool
+    num_new_schemes: int
+    waits_for_handover: bool
 
     def _take_schemes_in(self) -> None:
         attach(self, self.architecture, plan(self.architecture, self.config))  # type: ignore[arg-type]
         self.init_weights()  # type: ignore[attr-defined]
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        before_loading(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
+
     def place(self, inputs: dict[str, Any]) -> Located:
         """Complete the inputs of a stock forward with positions, and return them."""
         config, words = self.config, self.get_input_embeddings()  # type: ignore[attr-defined]
-        if config.position_scheme != self.built_scheme:
+        if not tracing() and config.position_scheme != self.built_scheme:
             raise ValueError(
                 f"config.position_scheme is {config.position_scheme!r}, but the model was built with "
                 f"{self.built_scheme!r}: a live model is changed by hf_posenc.restore and hf_posenc.retrofit"
+            )
+        if self.waits_for_handover and self.training:  # type: ignore[attr-defined]
+            logger.warning_once(
+                "the model is trained, but nothing moves its handover along: the old encoding will stay as it is. "
+                "Make a hf_posenc.Handover(model), and pass it to the Trainer's callbacks or call its step()"
             )
         dtype = words.weight.dtype if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"].dtype
         schemes: list[Scheme] = list(self.position_scheme)  # type: ignore[arg-type]
@@ -124,7 +138,7 @@ class BaseVariant(Variant):
         posenc.schemes, posenc.active = schemes, self.active_schemes
         posenc.prepared = [scheme("prepare", posenc) for scheme in schemes]
         self.architecture.fill_inputs(self, inputs)  # type: ignore[arg-type]
-        embedding = [scheme for scheme in schemes if scheme.acts_at("embed")]
+        embedding = [scheme for scheme in schemes if scheme.acts_at("embed") and scheme.takes_part()]
         if embedding and inputs.get("inputs_embeds") is None:
             inputs["inputs_embeds"] = words(inputs.pop("input_ids"))
         if any(scheme.needs_context for scheme in embedding):

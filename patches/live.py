@@ -17,11 +17,12 @@ from .attach import attach, detach, initialise_live, plan, with_scheme
 from .bert import BERT
 from .classes import BaseVariant, Variant, install, scheme_for_new_models, variant_class
 from .gpt2 import GPT2
+from .handing import REMOVED, configs_of, give_own_configs
 from .llama import LLAMA
 
 ARCHITECTURES = {architecture.model_type: architecture for architecture in (BERT, GPT2, LLAMA)}
 Model = TypeVar("Model", bound=nn.Module)
-_REMOVED, _NAME = "_posenc_removed_modules", "_posenc_loaded_from"
+_NAME = "_posenc_loaded_from"
 
 
 def retrofit(model: Model, position_scheme: Any) -> Model:
@@ -58,10 +59,13 @@ def retrofit(model: Model, position_scheme: Any) -> Model:
                 f"hf_posenc takes models with a {architecture.family.config_class.__name__}"
             )
     plans = [plan(architecture, with_scheme(base.config, position_scheme)) for base in bases]
-    _own_configs(model, architecture.family.config_class, position_scheme)
+    give_own_configs(model, architecture.family.config_class, position_scheme)
+    # What it was loaded from is not this model any more: an adapter that named it would be put on a stock one.
+    model.__dict__[_NAME] = model.__dict__.get("name_or_path", "")
+    model.__dict__["name_or_path"] = model.__dict__["config"]._name_or_path = ""
     for base, its_plan in zip(bases, plans, strict=True):
         initialise_live(its_plan, base.get_input_embeddings().weight, base.training)
-        base.__dict__[_REMOVED] = attach(base, architecture, its_plan)
+        base.__dict__[REMOVED] = attach(base, architecture, its_plan)
     for module in model.modules():
         if isinstance(module, architecture.family):
             module.__class__ = variant_class(architecture, type(module))
@@ -75,37 +79,20 @@ def restore(model: Model) -> Model:
         raise ValueError("the model carries no position scheme: there is nothing to restore")
     architecture = model.architecture
     bases = [module for module in model.modules() if isinstance(module, BaseVariant)]
-    if any(_REMOVED not in base.__dict__ for base in bases):
+    if any(REMOVED not in base.__dict__ for base in bases):
         raise ValueError(
             "the model was built with its position scheme, not changed by retrofit(), so what it replaced is not "
             "there; load the stock checkpoint instead"
         )
     for base in bases:
-        detach(base, architecture, base.__dict__.pop(_REMOVED))
+        detach(base, architecture, base.__dict__.pop(REMOVED))
     for module in model.modules():
         if isinstance(module, Variant):
             module.__class__ = module.stock_class
-    for config in _configs(model, VariantConfig).values():
+    for config in configs_of(model, VariantConfig).values():
         config.forget_scheme()
     model.__dict__["name_or_path"] = model.__dict__["config"]._name_or_path = model.__dict__.pop(_NAME, "")
     return model
-
-
-def _configs(model: nn.Module, kind: type) -> dict[int, Any]:
-    """The configs of a kind that modules of the model hold, each once, by identity."""
-    held = (module.__dict__.get("config") for module in model.modules())
-    return {id(config): config for config in held if isinstance(config, kind)}
-
-
-def _own_configs(model: nn.Module, kind: type, position_scheme: Any) -> None:
-    """Give the model configs of its own that name the scheme: the ones it has may be shared with other models."""
-    new = {key: with_scheme(config, position_scheme) for key, config in _configs(model, kind).items()}
-    for module in model.modules():
-        if id(module.__dict__.get("config")) in new:
-            module.__dict__["config"] = new[id(module.__dict__["config"])]
-    # What it was loaded from is not this model any more: an adapter that named it would be put on a stock one.
-    model.__dict__[_NAME] = model.__dict__.get("name_or_path", "")
-    model.__dict__["name_or_path"] = model.__dict__["config"]._name_or_path = ""
 
 
 @contextlib.contextmanager

@@ -28,7 +28,9 @@ class PosEncLlamaAttention(PositionedAttention, modeling_llama.LlamaAttention):
     ) -> Any:
         if posenc is not None:
             for place in posenc.active[self.layer_idx][STOCK_ROTATION]:
-                position_embeddings = [angles.squeeze(1).to(hidden_states.dtype) for angles in posenc.prepared[place]]
+                position_embeddings = [
+                    angles.squeeze(1).to(hidden_states.dtype) for angles in posenc.prepared[place][:2]
+                ]
         return super().forward(hidden_states, position_embeddings=position_embeddings, posenc=posenc, **kwargs)
 
 

@@ -134,7 +134,7 @@ def test_random_starts_are_those_of_the_seed(tmp_path: Path) -> None:
 
 STEPS = [
     (Shard, "link_or_copy"),
-    (Shard, "write_without"),
+    (Shard, "write"),
     (conversion, "save_file"),
     (conversion, "link_or_copy"),
     (conversion, "_flush"),

@@ -19,6 +19,8 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from ..conventions import RotaryChange, feature_order
+from ..drift import Drift, drift_of_checkpoints
 from ..models import register
 from ..patches.attach import Plan, initialise, plan, with_scheme
 from .shards import Shard, link_or_copy
@@ -39,7 +41,9 @@ class Conversion:
     linked: tuple[str, ...]
     """Shards that went along as they were."""
     rewritten: tuple[str, ...]
-    """Shards that were copied without what was dropped."""
+    """Shards that were copied without what was dropped, or with features in another order."""
+    drift: Drift | None = None
+    """How far it is from the source before any training, where that was asked for."""
 
     def __str__(self) -> str:
         lines = [f"{self.out}: position scheme {json.dumps(self.position_scheme)}"]
@@ -48,17 +52,30 @@ class Conversion:
             lines.append(f"  {word:<8} {len(tensors):>6,} tensors {sum(tensors.values()):>15,} parameters")
             if word != "kept":
                 lines.extend(f"    {name} ({numbers:,})" for name, numbers in sorted(tensors.items()))
+        if self.drift is not None:
+            lines.append(f"  drift from the source: {self.drift}")
         return "\n".join(lines)
 
 
 def convert_checkpoint(
-    source: str | Path, position_scheme: Any, out: str | Path, *, force: bool = False, seed: int = 0, **hub: Any
+    source: str | Path,
+    position_scheme: Any,
+    out: str | Path,
+    *,
+    force: bool = False,
+    seed: int = 0,
+    rotary_weights: RotaryChange | None = None,
+    measure: str | Path | None = None,
+    **hub: Any,
 ) -> Conversion:
     """Write the variant of a checkpoint with a position scheme to the directory `out`, without building the model.
 
     `source` is a directory or a Hub id; `hub` goes to the download (`revision`, `token`, ...). Only safetensors are
     read. `out` is there in whole when this returns, or not at all; one that is there already is replaced with `force`
-    only. `seed` is for the initial values of schemes that start at random. Raises ValueError for what cannot be done.
+    only. `seed` is for the initial values of schemes that start at random. `rotary_weights` puts the features of
+    LLaMA's queries and keys into another order: "interleaved_to_halves" for weights as Meta's own files have them,
+    "halves_to_interleaved" for rope with that layout. `measure` names a text file on which the two are compared, for
+    which both are loaded. Raises ValueError for what cannot be done.
     """
     out = Path(out).expanduser()
     found = Source.open(source, **hub)
@@ -67,14 +84,15 @@ def convert_checkpoint(
     register(type(found.config))
     planned = plan(found.architecture, config)
     config.architectures = [f"PosEnc{name}" for name in found.config.architectures or []] or None
-    dropped = _dropped(found, planned)
+    dropped, row_orders = _dropped(found, planned), _row_orders(found, planned, rotary_weights)
     added = _new_tensors(found, planned, seed)
     with _appearing(out, force) as directory:
-        linked, rewritten = _write_weights(found, dropped, added, directory)
+        linked, rewritten = _write_weights(found, dropped, row_orders, added, directory)
         for path in found.companions():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             link_or_copy(found.directory / path, directory / path)
         config.save_pretrained(directory)
+        measured = None if measure is None else drift_of_checkpoints(found.directory, directory, Path(measure))
     sizes = {name: shard.entries[name].numbers for name, shard in found.names.items()}
     return Conversion(
         out=out,
@@ -84,6 +102,7 @@ def convert_checkpoint(
         kept={name: numbers for name, numbers in sizes.items() if name not in dropped},
         linked=tuple(linked),
         rewritten=tuple(rewritten),
+        drift=measured,
     )
 
 
@@ -108,6 +127,40 @@ def _dropped(source: Source, planned: Plan) -> list[str]:
     if table is None or planned.keeps_table:
         return []
     return [name for name in source.names if name == f"{_prefix(source)}{table}.weight"]
+
+
+def _row_orders(source: Source, planned: Plan, change: RotaryChange | None) -> dict[str, list[int]]:
+    """The order of the rows of every query and key projection, where it is to change."""
+    if change is None:
+        return {}
+    architecture, shape = source.architecture, source.architecture.shape(source.config)
+    if architecture.rotary is None:
+        raise ValueError(
+            f"rotary_weights={change!r} is for architectures with a rotation of their own; "
+            f"a {source.config.model_type} has none, so that its features have no order"
+        )
+    layout = "halves" if change == "interleaved_to_halves" else "interleaved"
+    turned = shape.head_size
+    for scheme in planned.schemes:
+        if scheme.acts_at("rotate"):
+            if getattr(scheme.options, "layout", "halves") != layout:
+                raise ValueError(
+                    f"rotary_weights={change!r} makes features turn together that {scheme.name} does not turn "
+                    f'together: it goes with {{"type": "rope", "layout": "{layout}"}}'
+                )
+            turned = 2 * len(getattr(scheme, "frequencies", [])) or turned
+    order = feature_order(change, shape.head_size, turned)
+    ends = tuple(f".{name}.{kind}" for name in ("q_proj", "k_proj") for kind in ("weight", "bias"))
+    found = {name: order for name in source.names if name.endswith(ends)}
+    weights = [name for name in found if name.endswith(".weight")]
+    odd = [name for name in found if source.names[name].entries[name].shape[0] % shape.head_size]
+    packed = [name for name in found if source.names[name].entries[name].dtype not in DTYPES]
+    if len(weights) != 2 * shape.num_layers or odd or packed:
+        raise ValueError(
+            f"rotary_weights={change!r} needs the plain weights of every query and key projection, and they are not "
+            f"here as such ({(odd or packed or ['some are missing'])[0]}): convert it before it is quantised"
+        )
+    return found
 
 
 @torch.no_grad()
@@ -142,7 +195,11 @@ def _dtype(source: Source) -> torch.dtype:
 
 
 def _write_weights(
-    source: Source, dropped: list[str], added: dict[str, torch.Tensor], directory: Path
+    source: Source,
+    dropped: list[str],
+    row_orders: dict[str, list[int]],
+    added: dict[str, torch.Tensor],
+    directory: Path,
 ) -> tuple[list[str], list[str]]:
     """Shards, and an index if there are several. Returns the names of those linked and those rewritten."""
     shards = [shard for shard in source.shards if set(shard.entries) - set(dropped)]
@@ -153,11 +210,12 @@ def _write_weights(
     bytes_in_all = 0
     for number, shard in enumerate(shards, start=1):
         name, own = _shard_name(number, total), set(dropped) & set(shard.entries)
-        if own:
-            shard.write_without(own, directory / name)
+        changed = bool(own or set(row_orders) & set(shard.entries))
+        if changed:
+            shard.write(directory / name, own, row_orders)
         else:
             shard.link_or_copy(directory / name)
-        (rewritten if own else linked).append(name)
+        (rewritten if changed else linked).append(name)
         for tensor, entry in shard.entries.items():
             if tensor not in own:
                 weight_map[tensor] = name

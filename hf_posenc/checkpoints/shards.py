@@ -82,9 +82,12 @@ class Shard:
         """The same file under another name, without copying it where the file system can."""
         link_or_copy(self.path, target)
 
-    def write_without(self, names: set[str], target: Path) -> None:
-        """A copy that lacks some tensors; the others keep their order and their bytes."""
-        kept = {name: entry for name, entry in self.entries.items() if name not in names}
+    def write(self, target: Path, without: set[str], row_orders: dict[str, list[int]]) -> None:
+        """A copy that lacks some tensors, and has the rows of others in another order; all else keeps its bytes.
+
+        An order is that of some rows, and is repeated for as many more as there are.
+        """
+        kept = {name: entry for name, entry in self.entries.items() if name not in without}
         ordered = sorted(kept.items(), key=lambda item: item[1].start)
         header: dict[str, Any] = {"__metadata__": self.metadata} if self.metadata else {}
         place = 0
@@ -96,9 +99,12 @@ class Shard:
         text += b" " * (-len(text) % 8)
         with self.path.open("rb") as source, target.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
-            for _, entry in ordered:
+            for name, entry in ordered:
                 source.seek(self.data_start + entry.start)
-                _copy_bytes(source, file, entry.stop - entry.start)
+                if name in row_orders:
+                    _copy_rows(source, file, entry, row_orders[name])
+                else:
+                    _copy_bytes(source, file, entry.stop - entry.start)
 
 
 def _entry(path: Path, name: str, value: Any) -> Entry:
@@ -121,6 +127,15 @@ def _copy_bytes(source: BinaryIO, target: BinaryIO, count: int) -> None:
             raise CorruptShard(f"{source.name} ended while it was read")
         target.write(piece)
         count -= len(piece)
+
+
+def _copy_rows(source: BinaryIO, target: BinaryIO, entry: Entry, order: list[int]) -> None:
+    """Rows of a tensor, each run of as many as there are in `order` put into it."""
+    row = (entry.stop - entry.start) // entry.shape[0]
+    for _ in range(entry.shape[0] // len(order)):
+        run = source.read(row * len(order))
+        for place in order:
+            target.write(run[place * row : (place + 1) * row])
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -89,8 +89,7 @@ def _config(directory: Path, source: str | Path) -> Any:
     if str(model_type).startswith(VARIANT_PREFIX):
         raise ValueError(
             f"{source} is a variant already, with the position scheme {json.dumps(values.get('position_scheme'))}. "
-            "What it was trained with before is not in it: convert the checkpoint that it was made from, or load it, "
-            "hf_posenc.restore(model), and retrofit that"
+            "Convert the checkpoint that it was made from, whose own encoding is where every conversion begins"
         )
     if model_type not in ARCHITECTURES:
         raise ValueError(

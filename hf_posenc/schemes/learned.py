@@ -52,19 +52,23 @@ def extended_rows(weight: torch.Tensor, positions: torch.Tensor, how: str, max_p
 class OwnTable(nn.Embedding):
     """The architecture's own table, read otherwise; its class is put in place of `nn.Embedding`.
 
-    Held, it gives the architecture nothing and is read by the scheme alone, which asks with `read=True`.
+    Held, it gives the architecture nothing and is read by the scheme alone, which asks with `read=True`. Otherwise it
+    gives as much of itself as `strength` says.
     """
 
     how: str | None
     max_positions: int
     held: bool
+    strength: float
 
     def forward(self, positions: torch.Tensor, read: bool = False) -> torch.Tensor:
         if self.held and not read:
             return torch.zeros((), device=positions.device)
-        if self.how is None:
-            return super().forward(positions)
-        return extended_rows(self.weight, positions, self.how, self.max_positions)
+        rows = super().forward(positions) if self.how is None else self._extended(positions, self.how)
+        return rows if read or self.strength == 1.0 else self.strength * rows
+
+    def _extended(self, positions: torch.Tensor, how: str) -> torch.Tensor:
+        return extended_rows(self.weight, positions, how, self.max_positions)
 
 
 class Learned(InputScheme):
@@ -77,6 +81,7 @@ class Learned(InputScheme):
     cost = "one row a position; a lookup. GPT-2 and BERT keep theirs, LLaMA gets one"
     neutral = "`weight` is 0 (LLaMA); GPT-2 and BERT go on with their own table"
     extends = False
+    is_stock = "table"
     Options = LearnedOptions
     options: LearnedOptions
 
@@ -120,17 +125,18 @@ class Learned(InputScheme):
     def keeps_table(self) -> bool:
         return self.shape.table_size is not None
 
-    def dress_table(self, table: nn.Embedding, held: bool) -> None:
-        """Give the architecture's own table the extended lookup where one is asked for, and silence it where held."""
+    def dress_table(self, table: nn.Embedding, held: bool, fades: bool) -> None:
+        """Give the table the extended lookup where one is asked for, silence it where held, or let it be weakened."""
         extended = self.options.extend if self.max_positions > table.num_embeddings else None
-        if extended or held:
+        if extended or held or fades:
+            settings = {"how": extended, "max_positions": self.max_positions, "held": held, "strength": self.strength}
             table.__class__ = OwnTable
-            table.__dict__.update(how=extended, max_positions=self.max_positions, held=held)
+            table.__dict__.update(settings)
 
     def undress_table(self, table: nn.Embedding) -> None:
         if type(table) is OwnTable:
             table.__class__ = nn.Embedding  # type: ignore[assignment]
-            for name in ("how", "max_positions", "held"):
+            for name in ("how", "max_positions", "held", "strength"):
                 del table.__dict__[name]
 
     def embed(self, words_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..options import Options, fraction, option, positive
-from ..rotation import Layout, laid_out, turn
+from ..rotation import Angles, Layout, angles_of, turn
 from ..scheme import Kind, ModelShape, Positions, Scheme
 
 SCALING_KEYS = {
@@ -47,6 +47,8 @@ class Rope(Scheme):
     cost = "no parameters; two products a query and key. Runs on flash attention"
     neutral = "no parameters"
     extends = True
+    is_stock = "rotary"
+    fades_angles = True
     Options = RopeOptions
     options: RopeOptions
 
@@ -92,15 +94,17 @@ class Rope(Scheme):
         except (KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, ValueError) as error:
             raise ValueError(f"rope: scaling of rope_type {kind!r} is incomplete or malformed: {error!r}") from error
 
-    def prepare(self, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
+    def prepare(self, positions: Positions) -> Angles:
         device = positions.queries_BQ.device
         frequencies, factor = torch.tensor(self.frequencies, device=device), self.attention_factor
         if self.depends_on_length:
             length = self._length_in_question(positions)
             if length is not None:
                 frequencies, factor = self._frequencies_for(length, device)
-        angles = laid_out(positions.queries_BQ.unsqueeze(-1).float() * frequencies, self.options.layout)
-        return angles.cos().unsqueeze(1) * factor, angles.sin().unsqueeze(1) * factor
+        if self.strength != 1.0:
+            frequencies, factor = self.strength * frequencies, 1 + self.strength * (factor - 1)
+        angles = angles_of(positions.queries_BQ[:, None, :, None].float() * frequencies, self.options.layout)
+        return Angles(*(found * factor for found in angles)) if factor != 1.0 else angles
 
     def _length_in_question(self, positions: Positions) -> int | None:
         """The length when it changes the frequencies, else None. Keys in a cache keep the angles they went in with."""
@@ -129,10 +133,8 @@ class Rope(Scheme):
     def turns_by_halves(self) -> bool:
         return self.options.layout == "halves" and 2 * len(self.frequencies) == self.shape.head_size
 
-    def rotate(
-        self, states_BHQD: torch.Tensor, prepared: tuple[torch.Tensor, torch.Tensor], keys: bool
-    ) -> torch.Tensor:
-        return turn(states_BHQD, *prepared, self.options.layout)
+    def rotate(self, states_BHQD: torch.Tensor, prepared: Angles, keys: bool) -> torch.Tensor:
+        return turn(states_BHQD, prepared.cosines, prepared.turning, self.options.layout)
 
 
 def resolved_parameters(options: RopeOptions, shape: ModelShape) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..options import Options, option, positive
-from ..rotation import laid_out, turn
+from ..rotation import Angles, angles_of, laid_out, turn
 from ..scheme import Kind, ModelShape, Positions, Scheme, tracing
 
 THETA, GAMMA, LAYOUT = 10000.0, 0.4, "halves"
@@ -23,8 +23,7 @@ class XposOptions(Options):
 
 
 class Prepared(NamedTuple):
-    cosines: torch.Tensor
-    sines: torch.Tensor
+    angles: Angles
     exponents: torch.Tensor
     farthest: int | None
     """Of all positions from the centre; None where it is not known."""
@@ -42,6 +41,7 @@ class Xpos(Scheme):
     cost = "no parameters; as rope"
     neutral = "no parameters"
     extends = True
+    fades_angles = True
     Options = XposOptions
     options: XposOptions
 
@@ -58,15 +58,17 @@ class Xpos(Scheme):
         turning = positions.queries_BQ.unsqueeze(-1).float() / THETA ** (places / size)
         zeta = (places + GAMMA * size) / ((1 + GAMMA) * size)
         decay = (positions.queries_BQ - self.centre).unsqueeze(-1).float() / self.options.scale_base * zeta.log()
-        angles, exponents = (laid_out(values, LAYOUT).unsqueeze(1) for values in (turning, decay))
+        if self.strength != 1.0:
+            turning, decay = self.strength * turning, self.strength * decay
+        angles, exponents = angles_of(turning.unsqueeze(1), LAYOUT), laid_out(decay, LAYOUT).unsqueeze(1)
         length = positions.length_bound if positions.length_bound is not None or tracing() else positions.length()
         farthest = None if length is None else max(length - self.centre, self.centre)
-        return Prepared(angles.cos(), angles.sin(), exponents, farthest)
+        return Prepared(angles, exponents, farthest)
 
     def rotate(self, states_BHQD: torch.Tensor, prepared: Prepared, keys: bool) -> torch.Tensor:
         self._refuse_overflow(states_BHQD.dtype, prepared.farthest)
         factors = (-prepared.exponents if keys else prepared.exponents).exp()
-        return turn(states_BHQD, prepared.cosines * factors, prepared.sines * factors, LAYOUT)
+        return turn(states_BHQD, prepared.angles.cosines * factors, prepared.angles.turning * factors, LAYOUT)
 
     def _refuse_overflow(self, dtype: torch.dtype, farthest: int | None) -> None:
         largest = LARGEST_EXPONENT.get(dtype, 80.0)

@@ -1,0 +1,100 @@
+"""Handing over: the encoding that a checkpoint was trained with gives way to the new one while the model trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback
+
+from .grammar import parse, schedule_of
+from .patches.handing import bases_of, go_to, schedule_in, take_in_hand
+from .patches.live import retrofit
+from .schedule import Schedule, Shape, with_handover
+
+
+class Handover(TrainerCallback):
+    """Moves the handover of a model along: as a Trainer's callback, or by `step()` in a loop of your own.
+
+    The model names its handover in its scheme, `{"type": ..., "handover": {"from": "stock", "steps": 1000}}`; or it
+    is a stock model, which `position_scheme` and `steps` change in place.
+
+        handover = hf_posenc.Handover(model)
+        trainer = Trainer(model, ..., callbacks=[handover])     # or, in a loop: optimizer.step(); handover.step()
+
+    Make it before the optimizer, and before DDP or accelerate's `prepare`: what gives way is not trained. Call `step()`
+    once for each step of the optimizer, so with gradient accumulation only where `accelerator.sync_gradients`. How far
+    it has come is kept with the model's weights, and comes back with them.
+    """
+
+    def __init__(
+        self, model: nn.Module, position_scheme: Any = None, steps: int | None = None, shape: Shape = "linear"
+    ) -> None:
+        self.model = model
+        if position_scheme is not None:
+            if schedule_of(parse(position_scheme)) is None:
+                if steps is None:
+                    raise ValueError("Handover needs steps: over how many training steps the old encoding gives way")
+                position_scheme = with_handover(position_scheme, steps, shape)
+            retrofit(model, position_scheme)
+        elif steps is not None:
+            raise ValueError("steps goes with position_scheme; a model that names its handover has its steps there")
+        schedule = schedule_in(model)
+        if schedule is None:
+            raise ValueError(
+                "the model hands nothing over: load it with a position_scheme that says so, such as "
+                '{"type": "alibi", "handover": {"from": "stock", "steps": 1000}}, or pass position_scheme and steps'
+            )
+        self.schedule: Schedule = schedule
+        self._ahead = 0
+        take_in_hand(model)
+
+    @property
+    def share(self) -> float:
+        """Of the new encoding, 0 to 1."""
+        return self.schedule.share
+
+    @property
+    def is_over(self) -> bool:
+        return self.schedule.is_over
+
+    def step(self) -> None:
+        """One training step has been made. Call it after the optimizer's."""
+        self._look()
+        self.go_to(self.schedule.step + 1)
+
+    def go_to(self, step: int) -> None:
+        """Bring the model to a step of the handover."""
+        self._look()
+        if self.is_over and step < self.schedule.steps:
+            raise ValueError(
+                "the handover is over and the old encoding gone: to go on from an earlier step, load that checkpoint"
+            )
+        self.schedule = dataclasses.replace(self.schedule, step=step)
+        go_to(self.model, step)
+
+    def _look(self) -> None:
+        """Weights that were loaded meanwhile have brought the model to the step that they are from."""
+        found = schedule_in(self.model)
+        self.schedule = found or dataclasses.replace(self.schedule, step=max(self.schedule.steps, self.schedule.step))
+
+    def state_dict(self) -> dict[str, Any]:
+        """For `accelerator.register_for_checkpointing`, which is not needed: the weights tell it too."""
+        return dataclasses.asdict(self.schedule)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if (state["steps"], state["shape"]) != (self.schedule.steps, self.schedule.shape):
+            raise ValueError(f"this is the state of another handover: {state}, and here it is {self.schedule}")
+        self.go_to(state["step"])
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if model is not None and not set(map(id, bases_of(self.model))) <= set(map(id, bases_of(model))):
+            raise ValueError("the Trainer trains another model than the one that this Handover was made with")
+        self._look()
+        # A run that is resumed counts on from where it was. One that begins with a model saved on the way does not.
+        self._ahead = max(self.schedule.step - state.global_step, 0)
+        self.go_to(self._ahead + state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.go_to(self._ahead + state.global_step)

@@ -1,0 +1,116 @@
+"""Learning from the model as it was: its predictions, and the states of its layers.
+
+Shape legend: B batch, N tokens, E width of the model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..patches.live import ARCHITECTURES
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """The layers of a model of a known architecture, stock or variant."""
+    for architecture in ARCHITECTURES.values():
+        if isinstance(model, architecture.family):
+            return list(model.base_model.get_submodule(architecture.layers).children())
+    raise ValueError(f"{type(model).__name__} is not a model that hf_posenc knows: it takes {sorted(ARCHITECTURES)}")
+
+
+class Teacher:
+    """A frozen model, and what it thinks of some inputs."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.layers = layers_of(model)
+
+    @torch.no_grad()
+    def look_at(self, inputs: dict[str, Any]) -> Lesson:
+        """What it predicts, and the states that go into its first layer and come out of each."""
+        with recorded(self.layers) as states:
+            outputs = self.model(**inputs)
+        return Lesson(getattr(outputs, "logits", None), states)
+
+
+class Lesson:
+    """What a teacher found: to be compared with what a student finds on the same inputs."""
+
+    def __init__(self, logits_BNV: torch.Tensor | None, states: list[torch.Tensor]) -> None:
+        self.logits_BNV = logits_BNV
+        self.states = states
+
+    def divergence(self, logits_BNV: torch.Tensor, mask_BN: torch.Tensor | None = None) -> torch.Tensor:
+        """Kullback-Leibler from the teacher's predictions to a student's, in nats a token."""
+        assert self.logits_BNV is not None
+        known, found = (logits.float().log_softmax(-1) for logits in (self.logits_BNV, logits_BNV))
+        return _mean((known.exp() * (known - found)).sum(-1), mask_BN)
+
+    def distance(self, states: list[torch.Tensor], mask_BN: torch.Tensor | None = None) -> torch.Tensor:
+        """Of the states behind each layer, squared and as a share of the teacher's own; the mean over layers."""
+        return torch.stack(
+            [_share_off(found, known, mask_BN) for found, known in zip(states, self.states[1:], strict=True)]
+        ).mean()
+
+
+def _share_off(found_BNE: torch.Tensor, known_BNE: torch.Tensor, mask_BN: torch.Tensor | None) -> torch.Tensor:
+    off, size = (difference.float().square().mean(-1) for difference in (found_BNE - known_BNE, known_BNE))
+    return _mean(off, mask_BN) / _mean(size, mask_BN)
+
+
+def _mean(values_BN: torch.Tensor, mask_BN: torch.Tensor | None) -> torch.Tensor:
+    if mask_BN is None:
+        return values_BN.mean()
+    mask_BN = mask_BN.to(values_BN.dtype)
+    return (values_BN * mask_BN).sum() / mask_BN.sum().clamp(min=1)
+
+
+@contextlib.contextmanager
+def recorded(layers: list[nn.Module]) -> Iterator[list[torch.Tensor]]:
+    """A list that a forward inside fills: what goes into the first layer, then what comes out of each."""
+    states: list[torch.Tensor] = []
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        states.append(args[0] if args else kwargs["hidden_states"])
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [layers[0].register_forward_pre_hook(before, with_kwargs=True)]
+    hooks += [layer.register_forward_hook(after) for layer in layers]
+    try:
+        yield states
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def fed(layers: list[nn.Module], states: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Inside, every layer gets the state that is given for it, not what the layer before it made. Fills the list with
+    what each makes of it: so that every layer can be taught at once, with no mistakes of others in its way."""
+    made: list[torch.Tensor] = []
+    hooks = []
+
+    def feed(state: torch.Tensor) -> Any:
+        def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            return ((state, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": state})
+
+        return before
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        made.append(output[0] if isinstance(output, tuple) else output)
+
+    for layer, state in zip(layers, states, strict=False):
+        hooks.append(layer.register_forward_pre_hook(feed(state), with_kwargs=True))
+        hooks.append(layer.register_forward_hook(after))
+    try:
+        yield made
+    finally:
+        for hook in hooks:
+            hook.remove()

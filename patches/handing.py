@@ -1,0 +1,129 @@
+"""Hand the architecture's own encoding over to the new schemes of a model, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from hf_posenc.config import VariantConfig
+from hf_posenc.grammar import parse, schedule_of
+from hf_posenc.schedule import Schedule, at_step
+from hf_posenc.scheme import Scheme
+
+from .attach import acting_by_layer, drop_table, share_out, with_scheme
+
+REMOVED = "_posenc_removed_modules"
+"""Where a model that was changed live keeps what was taken out of it, by path."""
+
+
+def configs_of(model: nn.Module, kind: type) -> dict[int, Any]:
+    """The configs of a kind that modules of the model hold, each once, by identity."""
+    held = (module.__dict__.get("config") for module in model.modules())
+    return {id(config): config for config in held if isinstance(config, kind)}
+
+
+def give_own_configs(model: nn.Module, kind: type, position_scheme: Any) -> None:
+    """Give the model configs of its own that name the scheme: the ones it has may be shared with other models."""
+    new = {key: with_scheme(config, position_scheme) for key, config in configs_of(model, kind).items()}
+    for module in model.modules():
+        if id(module.__dict__.get("config")) in new:
+            module.__dict__["config"] = new[id(module.__dict__["config"])]
+
+
+def bases_of(model: nn.Module) -> list[Any]:
+    """The base models with schemes inside of a model."""
+    return [module for module in model.modules() if "built_scheme" in module.__dict__]
+
+
+def schedule_in(model: nn.Module) -> Schedule | None:
+    """The handover that is under way in a model, if there is one."""
+    found = {schedule_of(parse(base.built_scheme)) for base in bases_of(model)}
+    if len(found) > 1:
+        raise ValueError("the parts of the model hand over differently: give both the same position_scheme")
+    return next(iter(found), None)
+
+
+def take_in_hand(model: nn.Module) -> None:
+    """Make a model ready to be moved along: what gives way is not trained, since it will be gone."""
+    for base in bases_of(model):
+        base.__dict__["waits_for_handover"] = False
+        kept = list(base.position_scheme)[: base.num_new_schemes]
+        if base.architecture.table and not any(scheme.keeps_table() for scheme in kept):
+            for parameter in base.get_submodule(base.architecture.table).parameters():
+                parameter.requires_grad_(False)
+    for config in configs_of(model, VariantConfig).values():
+        give_own_configs(model, type(config), config.position_scheme)
+
+
+def go_to(model: nn.Module, step: int) -> None:
+    """Bring the handover of a model to a step. At the last one the old encoding is taken out, and stays out."""
+    schedule = schedule_in(model)
+    if schedule is not None:
+        over = step >= schedule.steps
+        for base in bases_of(model):
+            if over:
+                _finish(base)
+            else:
+                _share_out_anew(base, Schedule(schedule.steps, schedule.shape, step))
+    for base in bases_of(model)[:1]:
+        for config in configs_of(model, VariantConfig).values():
+            config.position_scheme = at_step(config.position_scheme, step if schedule_in(base) else None)
+
+
+def _share_out_anew(base: Any, schedule: Schedule) -> None:
+    base.__dict__["built_scheme"] = at_step(base.built_scheme, schedule.step)
+    base.handover.go_to(schedule)
+    schemes: list[Scheme] = list(base.position_scheme)
+    share_out(schemes, base.num_new_schemes, schedule.share)
+    for scheme in schemes[base.num_new_schemes :]:
+        if scheme.keeps_table():
+            base.get_submodule(base.architecture.table).__dict__["strength"] = scheme.strength
+
+
+def _finish(base: Any) -> None:
+    new: list[Scheme] = list(base.position_scheme)[: base.num_new_schemes]
+    old: list[Scheme] = list(base.position_scheme)[base.num_new_schemes :]
+    for scheme in new:
+        scheme.strength = 1.0
+    del base.handover
+    for scheme in old:
+        if scheme.keeps_table() and not any(other.keeps_table() for other in new):
+            scheme.undress_table(base.get_submodule(base.architecture.table))
+            table = drop_table(base, base.architecture)
+            base.__dict__["holds_table"] = False
+            if REMOVED in base.__dict__:
+                base.__dict__[REMOVED][base.architecture.table] = table
+    base.__dict__["built_scheme"] = at_step(base.built_scheme, None)
+    base.position_scheme = nn.ModuleList(new).train(base.training)
+    base.__dict__["active_schemes"] = acting_by_layer(base.architecture, new, parse(base.built_scheme))
+    if base.architecture.table and any(scheme.keeps_table() for scheme in new):  # dressed as a pure model's is
+        table = base.get_submodule(base.architecture.table)
+        for scheme in new:
+            if scheme.keeps_table():
+                scheme.undress_table(table)
+                scheme.dress_table(table, base.holds_table, fades=False)
+
+
+def before_loading(base: Any, state: dict[str, Any], prefix: str) -> None:
+    """Weights are about to be loaded into a model: bring it to the step of the handover that they are from."""
+    progress = state.get(f"{prefix}handover.progress")
+    schedule = schedule_in(base)
+    if progress is None:
+        own = {f"{prefix}{name}" for name, _ in base.named_parameters() if name != f"{base.architecture.table}.weight"}
+        if schedule is not None and own <= set(state):  # all that there is behind the end
+            go_to(base, schedule.steps)
+        return
+    step, steps = progress.tolist()
+    if schedule is None:
+        raise ValueError(
+            f"these weights are from step {step} of a handover, and the model has none under way any more: load that "
+            "checkpoint with from_pretrained (with a Trainer, leave load_best_model_at_end out: it would put weights "
+            "of the way into what is there at the end)"
+        )
+    if steps != schedule.steps:
+        raise ValueError(
+            f"these weights are from a handover of {steps} steps, and the model has one of {schedule.steps}: give it "
+            "the same"
+        )
+    go_to(base, step)
