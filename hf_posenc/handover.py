@@ -74,6 +74,10 @@ class Handover(TrainerCallback):
         self.schedule = dataclasses.replace(self.schedule, step=step)
         go_to(self.model, step)
 
+    def finish(self) -> None:
+        """Come to the end at once: what is left is the new encoding alone."""
+        self.go_to(max(self.schedule.steps, self.schedule.step))
+
     def _look(self) -> None:
         """Weights that were loaded meanwhile have brought the model to the step that they are from."""
         found = schedule_in(self.model)

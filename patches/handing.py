@@ -54,6 +54,12 @@ def take_in_hand(model: nn.Module) -> None:
                 parameter.requires_grad_(False)
     for config in configs_of(model, VariantConfig).values():
         give_own_configs(model, type(config), config.position_scheme)
+    # DDP sends buffers round before each forward, and breaks if the last one has gone: this one is the same everywhere.
+    ignored = [name for name, _ in model.named_buffers() if name.endswith("handover.progress")]
+    model.__dict__["_ddp_params_and_buffers_to_ignore"] = [
+        *getattr(model, "_ddp_params_and_buffers_to_ignore", []),
+        *ignored,
+    ]
 
 
 def go_to(model: nn.Module, step: int) -> None:

@@ -30,8 +30,8 @@ def own_text(
     try:
         with torch.random.fork_rng(devices=devices), tqdm(total=rows, unit="row", disable=not progress) as bar:
             torch.manual_seed(seed)
-            while bar.n < rows:
-                count = min(rows_at_a_time, rows - bar.n)
+            for done in range(0, rows, rows_at_a_time):
+                count = min(rows_at_a_time, rows - done)
                 start = torch.full((count, 1), first, device=model.device)
                 settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "eos_token_id": None}
                 pieces.append(
