@@ -28,7 +28,7 @@ def survey(queries: torch.Tensor, slots: torch.Tensor, real: torch.Tensor | None
         return Order.UNKNOWN, False
     if real is None:
         real = torch.ones_like(queries, dtype=torch.bool)
-    queries = queries.expand(real.shape[0], -1)
+    queries, real = torch.broadcast_tensors(queries, real)  # a mask, or positions, may be one for all rows
 
     def constant(shift: torch.Tensor) -> torch.Tensor:
         low = shift.masked_fill(~real, torch.iinfo(shift.dtype).max).amin(-1)

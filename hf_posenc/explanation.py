@@ -71,10 +71,15 @@ def explain(model: nn.Module) -> Explanation:
     Nothing is run but the schemes themselves, on two tokens.
     """
     bases: list[Any] = [module for module in model.modules() if isinstance(module, BaseVariant)]
-    at_input = tuple(scheme.name for base in bases for scheme in base.position_scheme if scheme.at_input)
+    at_input = tuple(_named(scheme) for base in bases for scheme in base.position_scheme if scheme.at_input)
     explanation = Explanation(at_input, tuple(report for base in bases for report in _reports(base)))
     print(explanation)
     return explanation
+
+
+def _named(scheme: Any) -> str:
+    """Its name, and while encodings are handed over, how much of it acts."""
+    return scheme.name if scheme.strength == 1.0 else f"{scheme.name} ({scheme.strength:.0%} of it)"
 
 
 def _reports(base: Any) -> list[LayerReport]:
@@ -88,7 +93,7 @@ def _reports(base: Any) -> list[LayerReport]:
 def _report(module: PositionedAttention, posenc: Positions, base: Any) -> LayerReport:
     acting: list[str] = []
     for seam in SEAMS:
-        acting.extend(f"{scheme.name}: {seam}" for scheme, _, _ in schemes_at(seam, module, posenc))
+        acting.extend(f"{_named(scheme)}: {seam}" for scheme, _, _ in schemes_at(seam, module, posenc))
     terms, values = _terms(module, posenc, base)
     by_place = any(scheme.needs_distances for scheme in posenc.schemes if scheme.acts_at("score"))
     common: dict[str, Any] = {

@@ -84,7 +84,7 @@ class Handover(TrainerCallback):
         self.schedule = found or dataclasses.replace(self.schedule, step=max(self.schedule.steps, self.schedule.step))
 
     def state_dict(self) -> dict[str, Any]:
-        """For `accelerator.register_for_checkpointing`, which is not needed: the weights tell it too."""
+        """For `accelerator.register_for_checkpointing`: weights tell the step too, but not always that it is over."""
         return dataclasses.asdict(self.schedule)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

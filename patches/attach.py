@@ -49,6 +49,10 @@ class Progress(LayerPart):
     def reset_parameters(self) -> None:
         init.copy_(self.progress, torch.tensor(progress_of(self.schedule)))
 
+    def retire(self) -> None:
+        """It is over: save nothing of it. It stays, because DDP breaks on models whose last buffer goes away."""
+        self._non_persistent_buffers_set.add("progress")
+
     def go_to(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.progress.copy_(torch.tensor(progress_of(schedule)))  # type: ignore[operator]
@@ -106,9 +110,16 @@ def _given_up(architecture: Architecture, schemes: list[Scheme]) -> tuple[Item, 
 def share_out(schemes: list[Scheme], num_new: int, share: float) -> None:
     """Give the new schemes their share, and the old ones the rest. A table that is there to stay is there in whole."""
     for scheme in schemes[:num_new]:
-        scheme.strength = 1.0 if _goes_on(scheme) else share
+        set_strength(scheme, 1.0 if _goes_on(scheme) else share)
     for scheme in schemes[num_new:]:
-        scheme.strength = 1.0 - share
+        set_strength(scheme, 1.0 - share)
+
+
+def set_strength(scheme: nn.Module, strength: float) -> None:
+    """Of a scheme, or of all copies of it that something has wrapped: PEFT does, to train one of them."""
+    for module in scheme.modules():
+        if isinstance(module, Scheme):
+            module.strength = strength
 
 
 def _goes_on(scheme: Scheme) -> bool:
@@ -179,6 +190,9 @@ def detach(base: nn.Module, architecture: Architecture, removed: dict[str, nn.Mo
         module.__class__ = stock_class[type(module)]
         if hasattr(module, "position_scheme"):
             del module.position_scheme
+    if base.__dict__.pop("froze_table", False):
+        assert architecture.table is not None
+        (removed.get(architecture.table) or base.get_submodule(architecture.table)).requires_grad_(True)
     if architecture.table and architecture.table not in removed:
         for scheme in base.position_scheme:  # type: ignore[union-attr]
             scheme.undress_table(base.get_submodule(architecture.table))
@@ -191,7 +205,6 @@ def detach(base: nn.Module, architecture: Architecture, removed: dict[str, nn.Mo
     for path, module in removed.items():
         is_table = path == architecture.table
         _replace(base, path, module.to(device=like.device, dtype=like.dtype if is_table else None))
-        module.requires_grad_(True)
         module.train(base.training)
 
 

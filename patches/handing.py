@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from typing import Any
 
 from torch import nn
@@ -11,7 +13,7 @@ from hf_posenc.grammar import parse, schedule_of
 from hf_posenc.schedule import Schedule, at_step
 from hf_posenc.scheme import Scheme
 
-from .attach import acting_by_layer, drop_table, share_out, with_scheme
+from .attach import acting_by_layer, drop_table, set_strength, share_out, with_scheme
 
 REMOVED = "_posenc_removed_modules"
 """Where a model that was changed live keeps what was taken out of it, by path."""
@@ -23,12 +25,24 @@ def configs_of(model: nn.Module, kind: type) -> dict[int, Any]:
     return {id(config): config for config in held if isinstance(config, kind)}
 
 
-def give_own_configs(model: nn.Module, kind: type, position_scheme: Any) -> None:
-    """Give the model configs of its own that name the scheme: the ones it has may be shared with other models."""
-    new = {key: with_scheme(config, position_scheme) for key, config in configs_of(model, kind).items()}
+def give_own_configs(model: nn.Module, kind: type, position_scheme: Any = None) -> None:
+    """Give the model configs of its own, that name the scheme if one is given: those it has may be shared with others.
+
+    A composite model has the configs of its parts inside of its own: there they are replaced as well.
+    """
+    held = configs_of(model, kind)
+    new = {
+        key: copy.deepcopy(config) if position_scheme is None else with_scheme(config, position_scheme)
+        for key, config in held.items()
+    }
     for module in model.modules():
-        if id(module.__dict__.get("config")) in new:
-            module.__dict__["config"] = new[id(module.__dict__["config"])]
+        config = module.__dict__.get("config")
+        if id(config) in new:
+            module.__dict__["config"] = new[id(config)]
+        elif config is not None:
+            for name, part in list(getattr(config, "__dict__", {}).items()):
+                if id(part) in new:
+                    config.__dict__[name] = new[id(part)]
 
 
 def bases_of(model: nn.Module) -> list[Any]:
@@ -38,10 +52,14 @@ def bases_of(model: nn.Module) -> list[Any]:
 
 def schedule_in(model: nn.Module) -> Schedule | None:
     """The handover that is under way in a model, if there is one."""
-    found = {schedule_of(parse(base.built_scheme)) for base in bases_of(model)}
+    found = {schedule for base in bases_of(model) if (schedule := _schedule(base)) is not None}
     if len(found) > 1:
-        raise ValueError("the parts of the model hand over differently: give both the same position_scheme")
+        raise ValueError("the parts of the model hand over differently: give both the same steps and shape")
     return next(iter(found), None)
+
+
+def _schedule(base: Any) -> Schedule | None:
+    return schedule_of(parse(base.built_scheme))
 
 
 def take_in_hand(model: nn.Module) -> None:
@@ -49,32 +67,26 @@ def take_in_hand(model: nn.Module) -> None:
     for base in bases_of(model):
         base.__dict__["waits_for_handover"] = False
         kept = list(base.position_scheme)[: base.num_new_schemes]
-        if base.architecture.table and not any(scheme.keeps_table() for scheme in kept):
-            for parameter in base.get_submodule(base.architecture.table).parameters():
-                parameter.requires_grad_(False)
-    for config in configs_of(model, VariantConfig).values():
-        give_own_configs(model, type(config), config.position_scheme)
-    # DDP sends buffers round before each forward, and breaks if the last one has gone: this one is the same everywhere.
-    ignored = [name for name, _ in model.named_buffers() if name.endswith("handover.progress")]
-    model.__dict__["_ddp_params_and_buffers_to_ignore"] = [
-        *getattr(model, "_ddp_params_and_buffers_to_ignore", []),
-        *ignored,
-    ]
+        gives_way = _schedule(base) is not None and not any(scheme.keeps_table() for scheme in kept)
+        if base.architecture.table and gives_way:
+            (weight,) = base.get_submodule(base.architecture.table).parameters()
+            base.__dict__["froze_table"] = weight.requires_grad
+            weight.requires_grad_(False)
+    give_own_configs(model, VariantConfig)
 
 
 def go_to(model: nn.Module, step: int) -> None:
     """Bring the handover of a model to a step. At the last one the old encoding is taken out, and stays out."""
     schedule = schedule_in(model)
-    if schedule is not None:
-        over = step >= schedule.steps
-        for base in bases_of(model):
+    over = schedule is None or step >= schedule.steps
+    for base in bases_of(model):
+        if _schedule(base) is not None and schedule is not None:
             if over:
                 _finish(base)
             else:
-                _share_out_anew(base, Schedule(schedule.steps, schedule.shape, step))
-    for base in bases_of(model)[:1]:
-        for config in configs_of(model, VariantConfig).values():
-            config.position_scheme = at_step(config.position_scheme, step if schedule_in(base) else None)
+                _share_out_anew(base, dataclasses.replace(schedule, step=step))
+    for config in configs_of(model, VariantConfig).values():
+        config.position_scheme = at_step(config.position_scheme, None if over else step)
 
 
 def _share_out_anew(base: Any, schedule: Schedule) -> None:
@@ -91,8 +103,8 @@ def _finish(base: Any) -> None:
     new: list[Scheme] = list(base.position_scheme)[: base.num_new_schemes]
     old: list[Scheme] = list(base.position_scheme)[base.num_new_schemes :]
     for scheme in new:
-        scheme.strength = 1.0
-    del base.handover
+        set_strength(scheme, 1.0)
+    base.handover.retire()
     for scheme in old:
         if scheme.keeps_table() and not any(other.keeps_table() for other in new):
             scheme.undress_table(base.get_submodule(base.architecture.table))
@@ -111,13 +123,23 @@ def _finish(base: Any) -> None:
                 scheme.dress_table(table, base.holds_table, fades=False)
 
 
+def _is_from_behind_the_end(base: Any, state: dict[str, Any], prefix: str) -> bool:
+    """Whether a state holds all of the model that is left at the end, and cannot be that of the stock model.
+
+    Of an architecture without a table and schemes without parameters, the two look alike: then it is taken for stock.
+    """
+    table = f"{base.architecture.table}.weight"
+    own = {f"{prefix}{name}" for name, _ in base.named_parameters() if name != table}
+    has_new = any("position_scheme." in name for name in own)
+    return own <= set(state) and f"{prefix}{table}" not in state and (has_new or base.architecture.table is not None)
+
+
 def before_loading(base: Any, state: dict[str, Any], prefix: str) -> None:
     """Weights are about to be loaded into a model: bring it to the step of the handover that they are from."""
     progress = state.get(f"{prefix}handover.progress")
     schedule = schedule_in(base)
     if progress is None:
-        own = {f"{prefix}{name}" for name, _ in base.named_parameters() if name != f"{base.architecture.table}.weight"}
-        if schedule is not None and own <= set(state):  # all that there is behind the end
+        if schedule is not None and _is_from_behind_the_end(base, state, prefix):
             go_to(base, schedule.steps)
         return
     step, steps = progress.tolist()

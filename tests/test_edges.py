@@ -144,3 +144,13 @@ def test_an_old_relative_bert_can_be_read_as_transformers_5_does() -> None:
     config.position_embedding_type = "absolute"
     assert type(config) is BertConfig
     assert type(AutoModel.from_config(config)) is BertModel
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "learned"])
+def test_one_mask_for_all_rows_beside_positions_of_each(scheme: str) -> None:
+    ids = tiny.tokens(2, 6)
+    model = tiny.model("gpt2", scheme)
+    mask = tiny.additive(torch.ones(6, 6, dtype=torch.bool).tril())[None, None]
+    with torch.no_grad():
+        found = model(ids, position_ids=torch.arange(6).expand(2, -1), attention_mask=mask).logits
+        torch.testing.assert_close(found, model(ids).logits)

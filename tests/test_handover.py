@@ -11,10 +11,11 @@ import tiny
 import torch
 from accelerate import Accelerator
 from cases import ARCHITECTURES, pairs
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, EncoderDecoderModel, Trainer, TrainingArguments
 
 import hf_posenc
 from hf_posenc.grammar import parse
+from hf_posenc.patches.attach import Progress
 from hf_posenc.patches.handing import go_to
 from hf_posenc.schedule import Schedule, with_handover
 
@@ -87,7 +88,8 @@ def test_ends_as_the_pure_scheme(case: Any, architecture: str) -> None:
     assert set(model.state_dict()) == set(pure.state_dict())
     assert parse(model.config.position_scheme) == parse(pure.config.position_scheme)
     assert tiny.base_of(model).active_schemes == tiny.base_of(pure).active_schemes
-    assert [type(module) for module in model.modules()] == [type(module) for module in pure.modules()]
+    modules = [type(module) for module in model.modules() if not isinstance(module, Progress)]
+    assert modules == [type(module) for module in pure.modules()]
     model.load_state_dict(pure.state_dict())
     assert torch.equal(logits(model, ids), logits(pure, ids))
 
@@ -400,3 +402,56 @@ def test_a_copy_goes_its_own_way() -> None:
     ids = tiny.tokens()
     assert torch.equal(logits(model, ids), logits(handing("bert", "deberta"), ids))
     assert not torch.equal(logits(other, ids), logits(model, ids))
+
+
+def test_stock_weights_are_the_start_and_not_the_end() -> None:
+    for architecture in ("gpt2", "llama"):
+        stock, model = tiny.model(architecture), handing(architecture, "alibi", seed=3)
+        model.load_state_dict(stock.state_dict(), strict=False)
+        assert torch.equal(logits(model, tiny.tokens()), logits(stock, tiny.tokens()))
+
+
+def test_restore_thaws_what_was_frozen() -> None:
+    for steps in (1, STEPS):
+        model = tiny.model("gpt2")
+        handover = hf_posenc.Handover(model, "alibi", steps=STEPS)
+        handover.go_to(steps)
+        assert hf_posenc.restore(model).transformer.wpe.weight.requires_grad
+
+
+def test_composite_models_hand_over_in_both_parts_or_one(tmp_path: Path) -> None:
+    for encoder_scheme in (with_handover("alibi", STEPS), "sinusoidal"):
+        encoder = tiny.model("bert", encoder_scheme, torch.float32).bert
+        decoder = tiny.model("bert-decoder", with_handover("t5", STEPS), torch.float32, add_cross_attention=True)
+        model = EncoderDecoderModel(encoder=encoder, decoder=decoder).eval()
+        handover = hf_posenc.Handover(model)
+        ids = tiny.tokens()
+        handover.step()
+        model.save_pretrained(tmp_path / "on the way")
+        again = EncoderDecoderModel.from_pretrained(tmp_path / "on the way")
+        with torch.no_grad():
+            expected = model(ids, decoder_input_ids=ids).logits
+            torch.testing.assert_close(again(ids, decoder_input_ids=ids).logits, expected)
+        handover.finish()
+        model.save_pretrained(tmp_path / "end")
+        assert parse(model.decoder.config.position_scheme) == parse("t5")
+
+
+def test_a_scheme_that_peft_trains_comes_in() -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = handing("gpt2", "t5", torch.float32)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], modules_to_save=["position_scheme.0"])
+    wrapped = peft.get_peft_model(model, lora)
+    handover = hf_posenc.Handover(wrapped)
+    ids = tiny.tokens()
+    handover.go_to(2)
+    before = logits(wrapped, ids)
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "modules_to_save" in name:
+                parameter.normal_()
+    assert (logits(wrapped, ids) - before).abs().max() > 1e-3
+    handover.finish()
+    merged = wrapped.merge_and_unload()
+    assert parse(merged.config.position_scheme) == parse("t5")
+    assert all(scheme.strength == 1 for scheme in merged.transformer.position_scheme)

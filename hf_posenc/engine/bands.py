@@ -30,12 +30,16 @@ class Vectors:
     margin: int
 
     @classmethod
-    def of_table(cls, rows_HRD: torch.Tensor, index_L: torch.Tensor) -> Vectors:
-        """From a table and the row in it of each distance number."""
+    def of_table(cls, rows_HRD: torch.Tensor, index_L: torch.Tensor, dtype: torch.dtype) -> Vectors:
+        """From a table and the row in it of each distance number.
+
+        All far distances share a row, whose gradient is a long sum: wide when it is looked up, and narrow after that.
+        """
         changes = (index_L[1:] != index_L[:-1]).nonzero().flatten()
         first, last = (int(changes[0]), int(changes[-1]) + 1) if len(changes) else (0, 0)
         places = torch.arange(first - RUN, last + RUN + 1, device=index_L.device).clamp(first, last)
-        return cls(rows_HRD.index_select(1, index_L[places]), first, RUN)
+        wide_HRD = rows_HRD.to(torch.promote_types(rows_HRD.dtype, torch.float32))
+        return cls(wide_HRD.index_select(1, index_L[places]).to(dtype), first, RUN)
 
     @property
     def last(self) -> int:

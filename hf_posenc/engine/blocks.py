@@ -296,7 +296,8 @@ def value_block_of(rows: DistanceRows, call: AttentionCall) -> ValueBlock:
 
 def _vectors_of(rows: DistanceRows, call: AttentionCall) -> Vectors:
     index_L = rows.index[: call.query.shape[2] + call.key.shape[2] - 1]
-    return Vectors.of_table(rows.rows_HRD.to(call.query), index_L.to(call.query.device))
+    device = call.query.device
+    return Vectors.of_table(rows.rows_HRD.to(device), index_L.to(device), call.query.dtype)
 
 
 def block_of(term: Term, call: AttentionCall) -> Block:

@@ -219,7 +219,9 @@ class _ByChunks(torch.autograd.Function):
                 value_block.take_back(g, given, chunk, d_weights, found)
             if kept is not None:
                 d_weights.mul_(kept)
-            d_logits = d_weights.sub_((g.to(wide) * o).sum(-1, keepdim=True)).mul_(weights)
+            # The mean that a softmax takes off: from the output, unless that was rounded to something narrow.
+            mean = (g * o if wide is query.dtype else d_weights * weights).sum(-1, keepdim=True)
+            d_logits = d_weights.sub_(mean).mul_(weights)
             for block, found in trained:
                 block.take_back(d_logits, chunk, found)
             d_scaled = d_logits.mul_(plan.scaling).to(q.dtype)

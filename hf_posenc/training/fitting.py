@@ -10,11 +10,13 @@ Shape legend: B batch, N tokens, E width of the model, H heads, G heads of keys,
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 
 from ..attention import PositionedAttention, schemes_at, score_terms, turned
 from ..engine.scores import written_out
@@ -23,7 +25,7 @@ from ..patches.handing import bases_of, schedule_in
 from ..scheme import Content, Positions
 from .parameters import is_of_scheme
 
-STEPS, RATE, PROJECTION_RATE = 100, 0.05, 2e-3
+STEPS, ROWS, RATE, PROJECTION_RATE = 100, 8, 0.05, 2e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +38,25 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Attended:
-    """One layer: its attention, the content that enters it, and the weights that it had under the old encoding."""
+    """One layer: its attention, a copy of it as it was, and the states that entered it under the old encoding."""
 
     module: Any
-    content_BNE: torch.Tensor
-    weights_BHNN: torch.Tensor
+    old: Any
+    states_BNE: torch.Tensor
+
+    def content_BNE(self, base: Any) -> torch.Tensor:
+        """Of a table, without what the states at a position have in common beyond what all have."""
+        states = self.states_BNE
+        if base.architecture.table is None:
+            return states
+        return states - (states.mean(0, keepdim=True) - states.mean((0, 1), keepdim=True))
+
+    @torch.no_grad()
+    def weights_BHNN(self, base: Any, posenc: Positions, visible: torch.Tensor) -> torch.Tensor:
+        query, key = _by_head(self.old, self.states_BNE, base)
+        turns = _old_turns(base, posenc)
+        logits = _product(turned(query, turns, False), turned(key, turns, True))
+        return logits.masked_fill(~visible, float("-inf")).softmax(-1)
 
 
 def fit(
@@ -49,50 +65,72 @@ def fit(
     *,
     projections: bool = False,
     steps: int = STEPS,
+    rows: int = ROWS,
     rate: float = RATE,
     projection_rate: float = PROJECTION_RATE,
+    progress: bool = False,
 ) -> Fit:
     """Fit the new schemes of a model at the start of its handover to the old encoding, on token ids, (B, N).
 
-    Trains the parameters of the schemes, layer by layer and all layers at once; with `projections`, those of queries
-    and keys as well, which schemes without parameters need. The model still computes what it did: what was fitted
-    shows as the handover goes on, or at once with `Handover.finish()`.
+    Trains the parameters of the schemes, all layers at once and each by itself, on `rows` of the text at each step;
+    with `projections`, those of queries and keys as well, which schemes without parameters need. The model still
+    computes what it did: what was fitted shows as the handover goes on, or at once with `Handover.finish()`.
     """
     schedule = schedule_in(model)
     if schedule is None or schedule.step:
         raise ValueError("fit needs a model at the start of a handover: the old encoding is what it is fitted to")
-    if projections and any(
-        scheme.acts_at("embed") and scheme.rewrites_words for base in bases_of(model) for scheme in base.position_scheme
-    ):
-        raise ValueError("a scheme that mixes positions into words cannot be fitted: its positions are in the states")
     was_training = model.training
     model.eval()
-    results = [_fit_base(base, ids, projections, steps, rate, projection_rate) for base in bases_of(model)]
-    model.train(was_training)
+    try:
+        results = []
+        for base in bases_of(model):
+            text = _Text(base, ids, rows)
+            before = text.measured()
+            groups = _groups(base, projections, rate, projection_rate)
+            if groups:
+                _descend(text, groups, steps, progress)
+            results.append(Fit(before, text.measured()))
+    finally:
+        model.train(was_training)
     return results[0]
 
 
-def _fit_base(base: Any, ids: torch.Tensor, projections: bool, steps: int, rate: float, slow: float) -> Fit:
-    schemes, count = list(base.position_scheme), base.num_new_schemes
-    with torch.no_grad():
-        layers = _attended(base, ids)
-    share_out(schemes, count, 1.0)
-    try:
+class _Text:
+    """Some rows at a time, with the states that they had in the model as it was."""
+
+    def __init__(self, base: Any, ids: torch.Tensor, rows: int) -> None:
+        self.base = base
+        self.parts = [part.to(base.device) for part in ids.split(rows)]
+        olds = {id(module): copy.deepcopy(module) for module in _attentions(base)}
         with torch.no_grad():
-            before = _divergence(base, layers, ids).item()
-        groups = _groups(base, projections, rate, slow)
-        after = _descend(base, layers, ids, groups, steps) if groups else before
-    finally:
-        share_out(schemes, count, 0.0)
-    return Fit(before, after)
+            self.known = [_attended(base, part, olds) for part in self.parts]
+
+    def divergence(self, number: int) -> torch.Tensor:
+        base, place = self.base, number % len(self.parts)
+        schemes, count = list(base.position_scheme), base.num_new_schemes
+        ids = self.parts[place]
+        with torch.no_grad():
+            before = base.place({"input_ids": ids}).positions
+        share_out(schemes, count, 1.0)
+        try:
+            return _divergence(base, self.known[place], ids, before)
+        finally:
+            share_out(schemes, count, 0.0)
+
+    def measured(self) -> float:
+        with torch.no_grad():
+            return self.divergence(0).item()
+
+
+def _attentions(base: Any) -> list[Any]:
+    return [module for module in base.modules() if isinstance(module, PositionedAttention)]
 
 
 def _groups(base: Any, projections: bool, rate: float, slow: float) -> list[dict[str, Any]]:
     own = [parameter for name, parameter in base.named_parameters() if is_of_scheme(name)]
-    attentions = [module for module in base.modules() if isinstance(module, PositionedAttention)]
     rest = [
         parameter
-        for module in attentions
+        for module in _attentions(base)
         for name, parameter in module.named_parameters()
         if projections and not is_of_scheme(name)
     ]
@@ -100,62 +138,48 @@ def _groups(base: Any, projections: bool, rate: float, slow: float) -> list[dict
     return [group for group in groups if group["params"]]
 
 
-def _descend(base: Any, layers: list[Attended], ids: torch.Tensor, groups: list[dict[str, Any]], steps: int) -> float:
-    """Adam on the divergence; the best point on the way is kept. Nothing is changed that gets no gradient."""
+def _descend(text: _Text, groups: list[dict[str, Any]], steps: int, progress: bool) -> None:
+    """Adam on the divergence. If that makes it worse, everything is put back. What gets no gradient does not change."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     wanted = [parameter.requires_grad for parameter in parameters]
-    best, kept = float("inf"), [parameter.detach().clone() for parameter in parameters]
+    kept, start = [parameter.detach().clone() for parameter in parameters], text.measured()
     with torch.enable_grad():
         for parameter in parameters:
             parameter.requires_grad_(True)
         optimizer = torch.optim.Adam(groups)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        for step in range(steps + 1):
-            loss = _divergence(base, layers, ids)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
+        for step in tqdm(range(steps), unit="step", disable=not progress):
+            loss = text.divergence(step)
             if not loss.requires_grad:
                 break
-            if loss.item() < best:
-                best, kept = loss.item(), [parameter.detach().clone() for parameter in parameters]
-            if step < steps:
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                schedule.step()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    worse = not text.measured() <= start
     with torch.no_grad():
         for parameter, value, trained in zip(parameters, kept, wanted, strict=True):
-            parameter.copy_(value)
+            if worse:
+                parameter.copy_(value)
             parameter.requires_grad_(trained)
             parameter.grad = None
-    return min(best, loss.item())
 
 
-def _attended(base: Any, ids: torch.Tensor) -> list[Attended]:
-    """What happens in each attention of the model while it computes as it did before."""
-    modules = [module for module in base.modules() if isinstance(module, PositionedAttention)]
+def _attended(base: Any, ids: torch.Tensor, olds: dict[int, Any]) -> list[Attended]:
+    """What enters each attention of the model while it computes as it did before."""
     states: dict[int, torch.Tensor] = {}
 
     def before(module: Any, args: Any, kwargs: Any) -> None:
-        states[module.layer_idx] = args[0] if args else kwargs["hidden_states"]
+        states[id(module)] = args[0] if args else kwargs["hidden_states"]
 
+    modules = _attentions(base)
     hooks = [module.register_forward_pre_hook(before, with_kwargs=True) for module in modules]
     try:
         base(ids)
     finally:
         for hook in hooks:
             hook.remove()
-    posenc = base.place({"input_ids": ids}).positions
-    found = []
-    for module in modules:
-        own = states[module.layer_idx]
-        query, key = _by_head(module, own, base)
-        turns = _old_turns(base, posenc)
-        logits = _product(turned(query, turns, False), turned(key, turns, True))
-        content = own
-        if base.architecture.table:  # what the states at a position have in common, beyond what all have
-            content = own - (own.mean(0, keepdim=True) - own.mean((0, 1), keepdim=True))
-        weights = logits.masked_fill(~_visible(ids, posenc), float("-inf")).softmax(-1)
-        found.append(Attended(module, content, weights))
-    return found
+    return [Attended(module, olds[id(module)], states[id(module)]) for module in modules]
 
 
 def _old_turns(base: Any, posenc: Positions) -> list[tuple[Any, Any, Any]]:
@@ -180,14 +204,17 @@ def _visible(ids: torch.Tensor, posenc: Positions) -> torch.Tensor:
     return everything.tril() if posenc.causal else everything
 
 
-def _divergence(base: Any, layers: list[Attended], ids: torch.Tensor) -> torch.Tensor:
-    """Kullback-Leibler from the old weights to the new ones: the mean over layers, heads and queries."""
+def _divergence(base: Any, layers: list[Attended], ids: torch.Tensor, before: Positions) -> torch.Tensor:
+    """Kullback-Leibler from the old weights to the new ones: the mean over layers, heads and queries.
+
+    `before`: the positions as the old encoding prepared them.
+    """
     posenc = base.place({"input_ids": ids}).positions
     visible = _visible(ids, posenc)
     total = torch.zeros((), device=ids.device)
     for layer in layers:
         module = layer.module
-        plain, key = _by_head(module, layer.content_BNE, base)
+        plain, key = _by_head(module, layer.content_BNE(base), base)
         turns = [turn for turn in schemes_at("rotate", module, posenc) if turn[0].strength]
         query, key = turned(plain, turns, False), turned(key, turns, True)
         content = Content(
@@ -205,6 +232,6 @@ def _divergence(base: Any, layers: list[Attended], ids: torch.Tensor) -> torch.T
         for term in terms:
             logits = logits + written_out(term, posenc, content)
         new = logits.masked_fill(~visible, torch.finfo(logits.dtype).min).log_softmax(-1)
-        old = layer.weights_BHNN
+        old = layer.weights_BHNN(base, before, visible)
         total = total + torch.where(old > 0, old * (old.clamp(min=1e-30).log() - new), 0.0).sum(-1).mean()
     return total / len(layers)
