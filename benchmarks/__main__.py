@@ -6,16 +6,19 @@ Prints tables of ratios and writes JSON; the whole run also writes benchmarks/RE
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import gc
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils import logging
 
 from . import attention, decoding, import_time, memory, models, report
-from .measure import Measured, interleaved
+from .measure import Measured, Run, interleaved
 
 HERE = Path(__file__).parent
 BY_DISTANCE = ["alibi", "t5", "kerple", "sandwich"]
@@ -48,16 +51,37 @@ ROUNDS = {512: 9, 1024: 7, 2048: 5, 4096: 3}
 GREATEST = 4096
 
 
-def attention_alone(lengths: list[int], settings: list[str]) -> Iterator[list[Measured]]:
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One table of the results, to be measured when it is its turn."""
+
+    group: str
+    setting: str
+    length: int
+    measure: Callable[[], list[Measured]]
+
+    def is_in(self, results: list[Measured]) -> bool:
+        own = (self.group, self.setting, self.length)
+        return any((found.group, found.setting, found.length) == own for found in results)
+
+
+def interleaved_job(group: str, setting: str, length: int, runs: Callable[[], dict[str, Run]], rounds: int) -> Job:
+    return Job(group, setting, length, lambda: interleaved(group, setting, length, runs(), rounds))
+
+
+def attention_alone(lengths: list[int], settings: list[str]) -> Iterator[Job]:
     for setting in settings:
-        names, how = ATTENTION[setting]
         for length in lengths:
-            own = [name for name in names if length < GREATEST or not name.endswith("eager")]
-            if length == GREATEST and (how["batch"] == 4 or "both ways" in setting):
-                continue
-            with torch.set_grad_enabled(bool(how["grad"])):
-                runs = attention.runs(own, length, **how)  # type: ignore[arg-type]
-                yield interleaved("attention", setting, length, runs, ROUNDS[length])
+            if length < GREATEST or not (ATTENTION[setting][1]["batch"] == 4 or "both ways" in setting):
+                yield Job("attention", setting, length, functools.partial(_attention, setting, length))
+
+
+def _attention(setting: str, length: int) -> list[Measured]:
+    names, how = ATTENTION[setting]
+    own = [name for name in names if length < GREATEST or not name.endswith("eager")]
+    with torch.set_grad_enabled(bool(how["grad"])):
+        runs = attention.runs(own, length, **how)  # type: ignore[arg-type]
+        return interleaved("attention", setting, length, runs, ROUNDS[length])
 
 
 def whole_models(
@@ -67,67 +91,67 @@ def whole_models(
     train: bool = False,
     batch: int = 1,
     square_below: int = GREATEST,
-) -> Iterator[list[Measured]]:
+) -> Iterator[Job]:
     setting = ("training step" if train else "forward") + (f", batch of {batch}" if batch > 1 else "")
     for length in lengths:
-        ids = torch.randint(3, models.VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(0))
-        make = models.training_step if train else models.forward
-        runs = {}
-        for name, build in builders.items():
-            if length < square_below or not any(word in name for word in models.QUADRATIC):
-                torch.manual_seed(0)
-                runs[name] = make(build(length), ids)
-        yield interleaved(group, setting, length, runs, 5 if length <= 1024 and not train else 3)
+        names = [
+            name for name in builders if length < square_below or not any(word in name for word in models.QUADRATIC)
+        ]
+        own = {name: builders[name] for name in names}
+        runs = functools.partial(_model_runs, own, length, train, batch)
+        yield interleaved_job(group, setting, length, runs, 5 if length <= 1024 and not train else 3)
 
 
-def decoded(new_tokens: int, rounds: int) -> Iterator[list[Measured]]:
+def _model_runs(
+    builders: dict[str, Callable[[int], models.Model]], length: int, train: bool, batch: int
+) -> dict[str, Run]:
+    ids = torch.randint(3, models.VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(0))
+    make = models.training_step if train else models.forward
+    runs: dict[str, Run] = {}
+    for name, build in builders.items():
+        torch.manual_seed(0)
+        runs[name] = make(build(length), ids)
+    return runs
+
+
+def decoded(new_tokens: int, rounds: int) -> Iterator[Job]:
     for family in decoding.FAMILIES:
-        yield interleaved("decoding", family, new_tokens, decoding.runs(family, new_tokens), rounds)
+        runs = functools.partial(decoding.runs, family, new_tokens)
+        yield interleaved_job("decoding", family, new_tokens, runs, rounds)
 
 
-def memories() -> Iterator[list[Measured]]:
-    for length in (2048, 8192):
-        yield memory.attention_alone(length, BY_DISTANCE)
+def decoded_behind(lengths: list[int]) -> Iterator[Job]:
+    for family in decoding.FAMILIES:
+        for length in lengths:
+            runs = functools.partial(decoding.runs_behind, family, length, 32)
+            yield interleaved_job("decoding behind n tokens", f"{family}, 32 new tokens", length, runs, 5)
+
+
+def memories() -> Iterator[Job]:
+    for length in (512, 1024, 2048, 4096, 8192):
+        yield Job("memory", memory.ALONE, length, functools.partial(memory.attention_alone, length, BY_DISTANCE))
     for grad in (False, True):
-        yield memory.one_layer(1024, grad)
-    yield memory.long_inputs([4096, 8192, 16384], ["alibi", "t5"])
+        yield Job("memory", memory.layer_setting(grad), 1024, functools.partial(memory.one_layer, 1024, grad))
+    for length in (4096, 8192, 16384):
+        yield Job("memory", memory.TINY, length, functools.partial(memory.long_input, length, ["alibi", "t5"]))
 
 
-def encoders() -> Iterator[list[Measured]]:
+def everything() -> Iterator[Job]:
+    yield Job("import", "fresh process", 0, lambda: [import_time.measured()])
+    yield from attention_alone([512, 1024, 2048, 4096], list(ATTENTION))
     yield from whole_models("encoders", models.ENCODERS, [512, 1024, 2048, 4096], square_below=2048)
     yield from whole_models("encoders", models.ENCODERS, [512], batch=4)
-    yield from whole_models("encoders", models.ENCODERS, [512, 1024], train=True)
-
-
-def decoders() -> Iterator[list[Measured]]:
+    yield from whole_models("encoders", models.ENCODERS, [512, 1024, 2048], train=True, square_below=2048)
     yield from whole_models("decoders", models.DECODERS, [512, 1024, 2048, 4096])
-    yield from whole_models("decoders", models.DECODERS, [512, 1024], train=True)
+    yield from whole_models("decoders", models.DECODERS, [512, 1024, 2048], train=True, square_below=2048)
+    yield from whole_models("llamas", models.LLAMAS, [512, 1024, 2048, 4096])
+    yield from whole_models("llamas", models.LLAMAS, [512, 1024, 2048], train=True)
+    yield from decoded(512, 5)
+    yield from decoded_behind([512, 1024, 2048, 4096])
+    yield from memories()
 
 
-def llamas() -> Iterator[list[Measured]]:
-    yield from whole_models("llamas", models.LLAMAS, [1024, 2048, 4096])
-    yield from whole_models("llamas", models.LLAMAS, [1024], train=True)
-
-
-GROUPS: dict[str, Callable[[], Iterator[list[Measured]]]] = {
-    "import": lambda: iter([[import_time.measured()]]),
-    "attention": lambda: attention_alone([512, 1024, 2048, 4096], list(ATTENTION)),
-    "encoders": encoders,
-    "decoders": decoders,
-    "llamas": llamas,
-    "decoding": lambda: decoded(512, 5),
-    "memory": memories,
-}
-"""All that `make bench` measures, by the name that its results carry."""
-
-
-def everything(only: list[str]) -> Iterator[list[Measured]]:
-    for name, measure in GROUPS.items():
-        if name in only or not only:
-            yield from measure()
-
-
-def quick() -> Iterator[list[Measured]]:
+def quick() -> Iterator[Job]:
     yield from attention_alone(
         [1024], ["causal, no gradient", "causal, forward and backward", "both ways, no gradient"]
     )
@@ -136,16 +160,15 @@ def quick() -> Iterator[list[Measured]]:
     few = {name: models.ENCODERS[name] for name in ("BERT", "BERT + deberta (v2)", "DebertaV2")}
     yield from whole_models("encoders", few, [512])
     yield from decoded(64, 3)
-    yield memory.attention_alone(4096, ["alibi"])
+    yield Job("memory", memory.ALONE, 4096, lambda: memory.attention_alone(4096, ["alibi"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a sample, in under three minutes")
     parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument(
-        "--only", action="append", choices=list(GROUPS), default=[], help="measure a group again; the rest stays"
-    )
+    parser.add_argument("--only", action="append", default=[], metavar="GROUP", help="measure a group again")
+    parser.add_argument("--missing", action="store_true", help="measure only what the figures do not have yet")
     parser.add_argument("--from-json", type=Path, help="measure nothing; write the page again from these figures")
     options = parser.parse_args()
     logging.set_verbosity_error()
@@ -155,15 +178,21 @@ def main() -> None:
         report.write_page(json.loads(options.from_json.read_text()), HERE / "RESULTS.md")
         return
     print(report.machine_line(report.machine()), flush=True)
+    jobs = list(quick() if options.quick else everything())
     results: list[Measured] = []
-    if options.only:
+    if options.only or options.missing:
         earlier = [Measured(**found) for found in json.loads(json_path.read_text())["results"]]
         results = [found for found in earlier if found.group not in options.only]
-    run = {}
-    for found in quick() if options.quick else everything(options.only):
-        print("\r" + "\n".join(report.table(found)), flush=True)
-        results.extend(found)
-        gc.collect()
+        jobs = [job for job in jobs if not job.is_in(results)]
+    order = [(job.group, job.setting, job.length) for job in (quick() if options.quick else everything())]
+    run: dict[str, Any] = {}
+    for job in [*jobs, None]:
+        if job is not None:
+            found = job.measure()
+            print("\r" + "\n".join(report.table(found)), flush=True)
+            results.extend(found)
+            gc.collect()
+        results.sort(key=lambda found: order.index((found.group, found.setting, found.length)))
         run = report.write_json(results, command, json_path)  # after each, so that a long run can be cut
     print("\n".join(report.bars(results, not options.quick)))
     if not options.quick:

@@ -1,4 +1,4 @@
-"""Greedy decoding with a cache, one token at a time: how long so many new tokens take."""
+"""Greedy decoding with a cache, one token at a time: how long new tokens take, behind a short prompt or a long one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from .models import gpt2, llama
 
@@ -29,3 +30,25 @@ def runs(family: str, new_tokens: int) -> dict[str, Callable[[], object]]:
         return run
 
     return {family: generating(None), **{f"{family} + {scheme}": generating(scheme) for scheme in SCHEMES}}
+
+
+def runs_behind(family: str, length: int, new_tokens: int) -> dict[str, Callable[[], object]]:
+    """The same behind a cache of `length` tokens, filled beforehand; only the new tokens are timed."""
+    build = FAMILIES[family]
+    prompt = torch.randint(3, 900, (1, length), generator=torch.Generator().manual_seed(0))
+
+    def decoding(scheme: str | None) -> Callable[[], object]:
+        model = build(length + new_tokens, scheme, head=True).eval()
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(prompt, past_key_values=cache, logits_to_keep=1)
+
+        def run() -> None:
+            with torch.no_grad():
+                for place in range(length, length + new_tokens):
+                    model(prompt[:, :1], past_key_values=cache, position_ids=torch.tensor([[place]]))
+            cache.crop(-new_tokens)
+
+        return run
+
+    return {family: decoding(None), **{f"{family} + {scheme}": decoding(scheme) for scheme in SCHEMES}}

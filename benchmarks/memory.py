@@ -43,6 +43,7 @@ def run():
         model(ids, use_cache=False)
 """
 SAMPLES = 2
+ALONE, TINY = "attention alone, causal", "tiny GPT-2, forward"
 
 
 def least(code: str, samples: int = SAMPLES) -> float:
@@ -64,7 +65,11 @@ def attention_alone(length: int, names: list[str]) -> list[Measured]:
     found = {"plain SDPA": least(ATTENTION.format(names=[], length=length))}
     for name in names:
         found[name] = least(ATTENTION.format(names=[name], length=length))
-    return _measured("memory", "attention alone, causal", length, found)
+    return _measured("memory", ALONE, length, found)
+
+
+def layer_setting(grad: bool) -> str:
+    return f"one layer, {'training step' if grad else 'forward'}"
 
 
 def one_layer(length: int, grad: bool) -> list[Measured]:
@@ -80,12 +85,9 @@ def one_layer(length: int, grad: bool) -> list[Measured]:
         name: least(LAYER.format(build=build.format(n=length), warm=warm, grad=grad, length=length))
         for name, build in builds.items()
     }
-    return _measured("memory", f"one layer, {'training step' if grad else 'forward'}", length, found)
+    return _measured("memory", layer_setting(grad), length, found)
 
 
-def long_inputs(lengths: list[int], schemes: list[str]) -> list[Measured]:
-    results = []
-    for length in lengths:
-        found = {name: least(LONG.format(length=length, scheme=name)) for name in ["none", *schemes]}
-        results.extend(_measured("memory", "tiny GPT-2, forward", length, found))
-    return results
+def long_input(length: int, schemes: list[str]) -> list[Measured]:
+    found = {name: least(LONG.format(length=length, scheme=name)) for name in ["none", *schemes]}
+    return _measured("memory", TINY, length, found)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .handover import Handover
     from .patches import patched, restore, retrofit
     from .schemes import register_scheme
+    from .training.fitting import fit
 
     def schemes() -> dict[str, SchemeInfo]: ...
 
@@ -29,6 +30,7 @@ __all__ = [
     "Handover",
     "convert_checkpoint",
     "explain",
+    "fit",
     "patched",
     "register_scheme",
     "restore",
@@ -40,6 +42,7 @@ _HOMES = {
     "Conversion": "checkpoints",
     "convert_checkpoint": "checkpoints",
     "explain": "explanation",
+    "fit": "training.fitting",
     "Handover": "handover",
     "patched": "patches",
     "restore": "patches",
@@ -52,7 +55,7 @@ def __getattr__(name: str) -> Any:
     # Late, because these import torch and the models: `import hf_posenc` must cost next to nothing.
     from importlib import import_module
 
-    if name in ("schemes", "patches", "models"):
+    if name in ("schemes", "patches", "models", "conventions", "training"):
         return import_module(f".{name}", __name__)
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
