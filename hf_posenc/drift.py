@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 LONGEST, ROWS, AT_A_TIME = 512, 64, 8
 """Tokens of a row, rows of a measurement and of a batch."""
@@ -90,8 +90,6 @@ def drift_of_checkpoints(before: Path, after: Path, text: Path) -> Drift:
 
 def _load(path: Path) -> Any:
     """The model with the head it was saved with, where that is one that predicts tokens; else without a head."""
-    from transformers import AutoConfig
-
     names = AutoConfig.from_pretrained(path).architectures or []
     auto: Any = AutoModel
     if any(name.endswith("ForMaskedLM") for name in names):
