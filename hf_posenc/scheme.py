@@ -303,6 +303,10 @@ class Scheme(nn.Module):
         """Whether the architecture's own position table stays and is used by this scheme."""
         return False
 
+    def moves_rows(self) -> bool:
+        """Whether the architecture's own table gives other rows, under this scheme, also where it has rows enough."""
+        return False
+
     def dress_table(self, table: nn.Embedding, held: bool, fades: bool) -> None:
         """Change how the architecture's own table looks up, by giving the object a subclass of its class.
 

@@ -98,11 +98,10 @@ def plan(architecture: Architecture, config: Any) -> Plan:
 def _given_up(architecture: Architecture, schemes: list[Scheme]) -> tuple[Item, ...]:
     """The architecture's own encoding, which gives way; nothing, where the new schemes go on adding its table."""
     for scheme in schemes:
-        extended = scheme.keeps_table() and getattr(scheme, "max_positions", 0) > (scheme.shape.table_size or 0)
-        if extended and getattr(scheme.options, "extend", None) == "interpolate":
+        if scheme.moves_rows():
             raise ValueError(
-                'learned: extend="interpolate" reads all rows of the table otherwise from the first step on, so that '
-                "there is nothing to hand over: leave handover out"
+                f"{scheme.name}: the rows of the table are read otherwise from the first step on, so that there is "
+                "nothing to hand over: leave handover out"
             )
     return () if any(map(_goes_on, schemes)) else items_of_stock("table" if architecture.table else "rotary")
 

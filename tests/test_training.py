@@ -172,9 +172,10 @@ def test_a_fit_recovers_a_bias_that_is_there() -> None:
     assert found.after < 1e-4
     table = model.model.layers[1].self_attn.position_scheme["0"].weight.detach()
     by_distance = table[:length].flip(0).t()  # bucket 0 is the token itself, which is the last key of the last query
-    torch.testing.assert_close(
-        by_distance - by_distance[:, -1:], (logits - logits[:, -1:]).to(table.dtype), rtol=0, atol=0.1
-    )
+    # Adam stops 3e-4 short of it after so many steps; the bias itself goes over 2.5.
+    expected = (logits - logits[:, -1:]).to(table.dtype)
+    torch.testing.assert_close(by_distance - by_distance[:, -1:], expected, rtol=0, atol=2e-3)
+    assert expected.abs().max() > 1
 
 
 def test_projections_are_fitted_where_asked() -> None:

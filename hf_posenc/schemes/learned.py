@@ -125,6 +125,10 @@ class Learned(InputScheme):
     def keeps_table(self) -> bool:
         return self.shape.table_size is not None
 
+    def moves_rows(self) -> bool:
+        own = self.shape.table_size
+        return self.options.extend == "interpolate" and own is not None and self.max_positions > own
+
     def dress_table(self, table: nn.Embedding, held: bool, fades: bool) -> None:
         """Give the table the extended lookup where one is asked for, silence it where held, or let it be weakened."""
         extended = self.options.extend if self.max_positions > table.num_embeddings else None
