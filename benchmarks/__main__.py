@@ -94,10 +94,7 @@ def whole_models(
 ) -> Iterator[Job]:
     setting = ("training step" if train else "forward") + (f", batch of {batch}" if batch > 1 else "")
     for length in lengths:
-        names = [
-            name for name in builders if length < square_below or not any(word in name for word in models.QUADRATIC)
-        ]
-        own = {name: builders[name] for name in names}
+        own = _fitting(builders, length, square_below)
         runs = functools.partial(_model_runs, own, length, train, batch)
         yield interleaved_job(group, setting, length, runs, 5 if length <= 1024 and not train else 3)
 
@@ -121,10 +118,18 @@ def decoded(new_tokens: int, rounds: int) -> Iterator[Job]:
 
 
 def decoded_behind(lengths: list[int]) -> Iterator[Job]:
-    for family in decoding.FAMILIES:
+    for group, builders in (("GPT-2", models.DECODERS), ("LLaMA", models.LLAMAS)):
+        cached = {name: build for name, build in builders.items() if "x-transformers" not in name}
         for length in lengths:
-            runs = functools.partial(decoding.runs_behind, family, length, 32)
-            yield interleaved_job("decoding behind n tokens", f"{family}, 32 new tokens", length, runs, 5)
+            own = _fitting(cached, length, GREATEST)
+            runs = functools.partial(decoding.runs_behind, own, length, 32)
+            yield interleaved_job("decoding behind n tokens", f"{group}, 32 new tokens", length, runs, 5)
+
+
+def _fitting(builders: dict[str, models.Builder], length: int, square_below: int) -> dict[str, models.Builder]:
+    """Without those that write out all weights, from a length on."""
+    fits = [name for name in builders if length < square_below or not any(word in name for word in models.QUADRATIC)]
+    return {name: builders[name] for name in fits}
 
 
 def memories() -> Iterator[Job]:
@@ -132,6 +137,12 @@ def memories() -> Iterator[Job]:
         yield Job("memory", memory.ALONE, length, functools.partial(memory.attention_alone, length, BY_DISTANCE))
     for grad in (False, True):
         yield Job("memory", memory.layer_setting(grad), 1024, functools.partial(memory.one_layer, 1024, grad))
+    groups = {"ENCODERS": models.ENCODERS, "DECODERS": models.DECODERS, "LLAMAS": models.LLAMAS}
+    for group, builders in groups.items():
+        for length in (512, 1024, 2048, 4096):
+            names = list(_fitting(builders, length, GREATEST))
+            measure = functools.partial(memory.whole_models, group, names, length)
+            yield Job("memory", memory.whole_setting(group), length, measure)
     for length in (4096, 8192, 16384):
         yield Job("memory", memory.TINY, length, functools.partial(memory.long_input, length, ["alibi", "t5"]))
 

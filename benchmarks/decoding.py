@@ -32,23 +32,23 @@ def runs(family: str, new_tokens: int) -> dict[str, Callable[[], object]]:
     return {family: generating(None), **{f"{family} + {scheme}": generating(scheme) for scheme in SCHEMES}}
 
 
-def runs_behind(family: str, length: int, new_tokens: int) -> dict[str, Callable[[], object]]:
-    """The same behind a cache of `length` tokens, filled beforehand; only the new tokens are timed."""
-    build = FAMILIES[family]
+def runs_behind(
+    builders: dict[str, Callable[[int], Any]], length: int, new_tokens: int
+) -> dict[str, Callable[[], object]]:
+    """Models without a head behind a cache of `length` tokens, filled beforehand; only the new tokens are timed."""
     prompt = torch.randint(3, 900, (1, length), generator=torch.Generator().manual_seed(0))
 
-    def decoding(scheme: str | None) -> Callable[[], object]:
-        model = build(length + new_tokens, scheme, head=True).eval()
+    def decoding(model: Any) -> Callable[[], object]:
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
-            model(prompt, past_key_values=cache, logits_to_keep=1)
+            model(prompt, past_key_values=cache, use_cache=True)
 
         def run() -> None:
             with torch.no_grad():
-                for place in range(length, length + new_tokens):
-                    model(prompt[:, :1], past_key_values=cache, position_ids=torch.tensor([[place]]))
+                for _ in range(new_tokens):
+                    model(prompt[:, :1], past_key_values=cache, use_cache=True)
             cache.crop(-new_tokens)
 
         return run
 
-    return {family: decoding(None), **{f"{family} + {scheme}": decoding(scheme) for scheme in SCHEMES}}
+    return {name: decoding(build(length + new_tokens).eval()) for name, build in builders.items()}

@@ -27,6 +27,17 @@ step = (models.training_step if {grad} else models.forward)(model, torch.zeros(1
 def run():
     step()
 """
+WHOLE = """
+import torch
+from transformers.utils import logging
+logging.set_verbosity_error()
+from benchmarks import models
+model = models.{group}[{name!r}]({length})
+models.forward(model, torch.zeros(1, 64, dtype=torch.long))()
+step = models.forward(model, torch.zeros(1, {length}, dtype=torch.long))
+def run():
+    step()
+"""
 LONG = """
 import torch
 from transformers.utils import logging
@@ -51,11 +62,11 @@ def least(code: str, samples: int = SAMPLES) -> float:
     return min(peak_memory(code) for _ in range(samples))
 
 
-def _measured(group: str, setting: str, length: int, found: dict[str, float]) -> list[Measured]:
+def _measured(group: str, setting: str, length: int, found: dict[str, float], samples: int = SAMPLES) -> list[Measured]:
     baseline = max(next(iter(found.values())), 0.1)
     return [
         Measured(
-            group, setting, length, name, value, "MB", value / baseline, value / baseline, value / baseline, SAMPLES
+            group, setting, length, name, value, "MB", value / baseline, value / baseline, value / baseline, samples
         )
         for name, value in found.items()
     ]
@@ -86,6 +97,16 @@ def one_layer(length: int, grad: bool) -> list[Measured]:
         for name, build in builds.items()
     }
     return _measured("memory", layer_setting(grad), length, found)
+
+
+def whole_models(group: str, names: list[str], length: int) -> list[Measured]:
+    """Of the models of a group, by its name in `models`. One process each: there are many."""
+    found = {name: peak_memory(WHOLE.format(group=group, name=name, length=length)) for name in names}
+    return _measured("memory", whole_setting(group), length, found, samples=1)
+
+
+def whole_setting(group: str) -> str:
+    return f"{group.lower()}, forward"
 
 
 def long_input(length: int, schemes: list[str]) -> list[Measured]:
