@@ -157,7 +157,9 @@ def bloom(length: int) -> Model:
 
 
 def mpt(length: int) -> Model:
-    config = transformers.MptConfig(vocab_size=VOCABULARY, d_model=WIDTH, n_layers=LAYERS, n_heads=HEADS)
+    config = transformers.MptConfig(
+        vocab_size=VOCABULARY, d_model=WIDTH, n_layers=LAYERS, n_heads=HEADS, max_seq_len=max(length, 2048)
+    )
     return transformers.MptModel(config)
 
 

@@ -38,7 +38,7 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Attended:
-    """One layer: its attention, a copy of it as it was, and the states that entered it under the old encoding."""
+    """One layer: its attention, the same as it was, and the states that enter it under the old encoding."""
 
     module: Any
     old: Any
@@ -96,24 +96,23 @@ def fit(
 
 
 class _Text:
-    """Some rows at a time, with the states that they had in the model as it was."""
+    """Some rows at a time, with the states that they have in the model as it was."""
 
     def __init__(self, base: Any, ids: torch.Tensor, rows: int) -> None:
         self.base = base
-        self.parts = [part.to(base.device) for part in ids.split(rows)]
-        olds = {id(module): copy.deepcopy(module) for module in _attentions(base)}
-        with torch.no_grad():
-            self.known = [_attended(base, part, olds) for part in self.parts]
+        self.old = copy.deepcopy(base).requires_grad_(False)
+        self.parts = ids.split(rows)
 
     def divergence(self, number: int) -> torch.Tensor:
-        base, place = self.base, number % len(self.parts)
+        base = self.base
         schemes, count = list(base.position_scheme), base.num_new_schemes
-        ids = self.parts[place]
+        ids = self.parts[number % len(self.parts)].to(base.device)
         with torch.no_grad():
-            before = base.place({"input_ids": ids}).positions
+            layers = _attended(base, self.old, ids)
+            before = self.old.place({"input_ids": ids}).positions
         share_out(schemes, count, 1.0)
         try:
-            return _divergence(base, self.known[place], ids, before)
+            return _divergence(base, layers, ids, before)
         finally:
             share_out(schemes, count, 0.0)
 
@@ -165,21 +164,21 @@ def _descend(text: _Text, groups: list[dict[str, Any]], steps: int, progress: bo
             parameter.grad = None
 
 
-def _attended(base: Any, ids: torch.Tensor, olds: dict[int, Any]) -> list[Attended]:
-    """What enters each attention of the model while it computes as it did before."""
+def _attended(base: Any, old: Any, ids: torch.Tensor) -> list[Attended]:
+    """What enters each attention of the model as it was."""
     states: dict[int, torch.Tensor] = {}
 
     def before(module: Any, args: Any, kwargs: Any) -> None:
         states[id(module)] = args[0] if args else kwargs["hidden_states"]
 
-    modules = _attentions(base)
+    modules = _attentions(old)
     hooks = [module.register_forward_pre_hook(before, with_kwargs=True) for module in modules]
     try:
-        base(ids)
+        old(ids)
     finally:
         for hook in hooks:
             hook.remove()
-    return [Attended(module, olds[id(module)], states[id(module)]) for module in modules]
+    return [Attended(new, known, states[id(known)]) for new, known in zip(_attentions(base), modules, strict=True)]
 
 
 def _old_turns(base: Any, posenc: Positions) -> list[tuple[Any, Any, Any]]:

@@ -40,3 +40,13 @@ def parameter_groups(
         {"params": own, "lr": rate, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def set_apart(optimizer: Any, own: set[int], learning_rate: float) -> None:
+    """Move the parameters with these ids into a group of their own, with a rate of its own and no decay."""
+    apart = []
+    for group in optimizer.param_groups:
+        apart += [parameter for parameter in group["params"] if id(parameter) in own]
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in own]
+    if apart:
+        optimizer.add_param_group({"params": apart, "lr": learning_rate, "weight_decay": 0.0})

@@ -29,12 +29,16 @@ class Teacher:
     def __init__(self, model: Any) -> None:
         self.model = model.eval().requires_grad_(False)
         self.layers = layers_of(model)
+        self.longest: int = model.config.max_position_embeddings
+        """As many tokens as it can look at, or was trained on."""
+        # With a cache, stock models do not tell documents apart by their positions.
+        self._without_cache = {"use_cache": False} if getattr(model.config, "use_cache", False) else {}
 
     @torch.no_grad()
     def look_at(self, inputs: dict[str, Any]) -> Lesson:
         """What it predicts, and the states that go into its first layer and come out of each."""
         with recorded(self.layers) as states:
-            outputs = self.model(**inputs)
+            outputs = self.model(**inputs, **self._without_cache)
         return Lesson(getattr(outputs, "logits", None), states)
 
 

@@ -1,0 +1,144 @@
+"""A Trainer that learns from the model as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer
+
+from .parameters import is_of_scheme, set_apart
+from .rows import IGNORED
+from .saving import NotFinite, WholeCheckpoints, checkpoints_in
+from .stages import Staged
+from .teacher import Lesson, Teacher, layers_of, recorded
+
+LABELS = "labels"
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """What counts how much in the loss beside a teacher."""
+
+    predictions: float = 1.0
+    """Kullback-Leibler from the teacher's predictions, in nats a token."""
+    states: float = 5.0
+    """Distance of the states behind each layer, as a share of the teacher's own."""
+    labels: float = 0.0
+    """The loss that there would be without a teacher."""
+
+
+class RecoveryTrainer(WholeCheckpoints, Trainer):
+    """transformers' Trainer, with a teacher (None for plain fine-tuning) and a rate for the parameters of positions.
+
+    While it trains, the loss is what `weights` says; evaluation is as ever, so that perplexity stays perplexity.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        teacher: Teacher | None = None,
+        weights: Weights | None = None,
+        position_learning_rate: float | None = None,
+        predicts_tokens: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.predicts_tokens = predicts_tokens
+        self._sound: torch.Tensor | None = None
+        self.teacher = teacher
+        self.weights = weights or Weights()
+        self.position_learning_rate = position_learning_rate
+        self._parts: dict[str, tuple[float, int]] = {}
+        if teacher is not None:
+            self.model_accepts_loss_kwargs = False  # what a teacher says is a mean, not a sum over labels
+            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+                teacher.model = self.accelerator.prepare_model(teacher.model, evaluation_mode=True)
+            else:
+                teacher.model.to(self.args.device)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Not those of position schemes: decay would fade them."""
+        return [name for name in super().get_decay_parameter_names(model) if not is_of_scheme(name)]
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        if self.optimizer is None and self.position_learning_rate is not None:
+            super().create_optimizer(model)
+            named = (self.model if model is None else model).named_parameters()
+            own = {id(parameter) for name, parameter in named if is_of_scheme(name)}
+            set_apart(self.optimizer, own, self.position_learning_rate)
+        return super().create_optimizer(model)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if isinstance(dataset, Staged):
+            return torch.utils.data.SequentialSampler(dataset)
+        return super()._get_train_sampler(train_dataset)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        if self.teacher is None or not (model.training or LABELS not in inputs) or self._is_too_long(inputs):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        lesson = self.teacher.look_at({name: value for name, value in inputs.items() if name != LABELS})
+        with recorded(layers_of(self.accelerator.unwrap_model(model))) as states:
+            outputs = model(**inputs)
+        if model.training and self.weights.states and not states[-1].requires_grad:
+            raise ValueError(
+                "gradient checkpointing of the old kind hides the states of layers from the loss: pass "
+                "--gradient-checkpointing-kwargs '{\"use_reentrant\": false}', or --state-weight 0"
+            )
+        loss = self._weighed(lesson, outputs, states[1:], inputs)
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if self.teacher is not None and LABELS not in inputs:
+            with torch.no_grad(), self.compute_loss_context_manager():
+                return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def _is_too_long(self, inputs: dict[str, Any]) -> bool:
+        """Where the teacher cannot follow, there is the text to learn from."""
+        assert self.teacher is not None
+        return LABELS in inputs and inputs["input_ids"].shape[-1] > self.teacher.longest
+
+    def _weighed(self, lesson: Lesson, outputs: Any, states: list[torch.Tensor], inputs: dict[str, Any]) -> Any:
+        mask = inputs.get("attention_mask")
+        parts = {}
+        if self.weights.predictions and lesson.logits_BNV is not None:
+            tokens = mask if lesson.logits_BNV.ndim == 3 else None
+            parts["divergence"] = self.weights.predictions * lesson.divergence(outputs.logits, tokens)
+        if self.weights.states:
+            parts["distance"] = self.weights.states * lesson.distance(states, mask)
+        if self.weights.labels and LABELS in inputs and (inputs[LABELS] != IGNORED).any():
+            parts["labels"] = self.weights.labels * outputs.loss
+        if not parts:
+            raise ValueError("nothing is learnt: the teacher's predictions and states, and the labels, all weigh 0")
+        if torch.is_grad_enabled():
+            self._count(parts)
+        return torch.stack(list(parts.values())).sum()
+
+    def _count(self, parts: dict[str, torch.Tensor]) -> None:
+        for name, value in parts.items():
+            total, count = self._parts.get(name, (0.0, 0))
+            self._parts[name] = (total + value.detach().float(), count + 1)  # type: ignore[assignment]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self._sound = torch.isfinite(loss) if self._sound is None else self._sound & torch.isfinite(loss)
+        return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Beside the loss, what it is made of; and the perplexity that a loss of tokens means."""
+        if "loss" in logs:
+            if self._sound is not None and not self._sound:
+                raise NotFinite("the loss", self.state, checkpoints_in(Path(self.args.output_dir)))
+            logs |= {name: round(float(total) / count, 6) for name, (total, count) in self._parts.items()}
+            self._parts = {}
+        if self.predicts_tokens and "eval_loss" in logs:
+            logs["eval_perplexity"] = math.exp(min(logs["eval_loss"], 700.0))
+        super().log(logs, *args, **kwargs)

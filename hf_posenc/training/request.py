@@ -1,0 +1,105 @@
+"""What a training run is asked to do, and a note of it beside what it makes, so that a changed request is noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from .recipe import RECOMMENDED, Recipe
+from .saving import UNFINISHED, checkpoints_in
+
+Trained = Literal["all", "positions", "lora"]
+SELF = "self"
+NOTE = "run.json"
+"""In the output directory: what was asked for, what the rows were, and whether it was finished."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Everything but what transformers' TrainingArguments say."""
+
+    model: str
+    data: str
+    train_length: str
+    scheme: Any = None
+    recipe: Recipe = RECOMMENDED
+    teacher: str | None = None
+    """Another teacher than the model as it was."""
+    task: str | None = None
+    trained: Trained = "all"
+    lora_rank: int = 16
+    position_learning_rate: float | None = None
+    eval_data: str | None = None
+    split: str = "train"
+    eval_split: str = "validation"
+    text_column: str | None = None
+    label_column: str = "label"
+    streaming: bool = False
+    packing: bool | None = None
+    mask_share: float = 0.15
+    self_rows: int | None = None
+    revision: str | None = None
+
+
+class Note:
+    """What is known of the run in a directory."""
+
+    def __init__(self, directory: Path, wanted: dict[str, Any]) -> None:
+        self.path = directory / NOTE
+        self.values = {**wanted, "finished": False}
+
+    @classmethod
+    def of(cls, directory: Path, request: Request, settings: dict[str, Any], restart: bool) -> Note:
+        """Raise where the directory holds another run, or one that is done."""
+        wanted = {"request": json.loads(json.dumps(dataclasses.asdict(request))), "settings": settings}
+        note = cls(directory, wanted)
+        if restart:
+            note.clear()
+        if note.path.is_file():
+            note.check(json.loads(note.path.read_text(encoding="utf-8")))
+        elif checkpoints_in(directory) or (directory / "config.json").exists():
+            raise ValueError(
+                f"{directory} holds a model or checkpoints of something else: take another --output-dir, or clear it "
+                "with --restart"
+            )
+        return note
+
+    def check(self, earlier: dict[str, Any]) -> None:
+        for part in ("request", "settings", "rows"):
+            before, now = earlier.get(part, {}), self.values.get(part, {})
+            changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)] if now else []
+            if changed:
+                told = "; ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in changed)
+                raise ValueError(
+                    f"{self.path.parent} holds a run that was asked for otherwise: {told}. Ask for the same to go on "
+                    "with it, take another --output-dir, or begin anew with --restart"
+                )
+        if earlier.get("finished"):
+            raise ValueError(
+                f"{self.path.parent} holds a finished run: load it with from_pretrained, take another --output-dir, "
+                "or begin anew with --restart"
+            )
+        self.values = {**earlier, **self.values}
+
+    def add_rows(self, rows: dict[str, Any]) -> None:
+        """What the text came to: the same again, or it was changed behind the run's back."""
+        earlier, self.values["rows"] = dict(self.values), rows
+        if "rows" in earlier:
+            self.check({**earlier, "finished": False})
+
+    def write(self, finished: bool = False) -> None:
+        self.values["finished"] = finished
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_suffix(".new")
+        beside.write_text(json.dumps(self.values, indent=1), encoding="utf-8")
+        beside.replace(self.path)
+
+    def clear(self) -> None:
+        directory = self.path.parent
+        for checkpoint in checkpoints_in(directory):
+            shutil.rmtree(checkpoint)
+        shutil.rmtree(directory / UNFINISHED, ignore_errors=True)
+        self.path.unlink(missing_ok=True)

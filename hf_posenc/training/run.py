@@ -1,0 +1,242 @@
+"""Train a model under a new encoding: from a checkpoint and a text to a variant in a directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments, set_seed
+from transformers.utils import logging
+
+from ..handover import Handover
+from ..patches.handing import schedule_in
+from .fitting import fit
+from .lora import add_lora
+from .objective import Objective, objective_of
+from .parameters import train_positions_only
+from .parts import (
+    config_of,
+    corpus_for,
+    documents_of,
+    load,
+    student_of,
+    teacher_of,
+    tokenizer_of,
+    told_apart,
+)
+from .recovering import RecoveryTrainer
+from .request import SELF, Note, Request
+from .saving import UNFINISHED, last_whole_checkpoint
+from .stages import Stage, Staged, read_stages
+from .teacher import Teacher
+from .texts import IDS, read
+
+logger = logging.get_logger(__name__)
+RECOVERY = "recovery.json"
+"""In the output directory: how the variant does beside the model that it was made of."""
+SETTINGS_THAT_MATTER = (
+    "max_steps",
+    "num_train_epochs",
+    "learning_rate",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "seed",
+    "bf16",
+    "fp16",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+)
+"""TrainingArguments that a run cannot go on with when they have changed."""
+FIT_ROWS, FIT_LENGTH = 4, 256
+
+
+@dataclasses.dataclass
+class Run:
+    """All that a training run needs, ready to be started."""
+
+    trainer: RecoveryTrainer
+    note: Note
+    directory: Path
+    objective: Objective
+    tuner: Any = None
+
+
+def train(request: Request, arguments: TrainingArguments, restart: bool = False) -> Path:
+    """Train as asked, and leave the variant in `arguments.output_dir`, loadable by Auto classes.
+
+    Asked again for the same after it was interrupted, it goes on from the last checkpoint that is whole.
+    """
+    set_seed(arguments.seed)
+    directory = Path(arguments.output_dir)
+    settings = json.loads(json.dumps({name: getattr(arguments, name) for name in SETTINGS_THAT_MATTER}, default=str))
+    note = Note.of(directory, request, settings, restart)
+    run = prepare(request, arguments, note, directory)
+    checkpoint = last_whole_checkpoint(directory)
+    if arguments.should_save:
+        shutil.rmtree(directory / UNFINISHED, ignore_errors=True)
+        note.write()
+    run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finish(run)
+    return directory
+
+
+def prepare(request: Request, arguments: TrainingArguments, note: Note, directory: Path) -> Run:
+    config = config_of(request)
+    objective = objective_of(config, request.task)
+    packing = request.packing if request.packing is not None else objective is Objective.CAUSAL
+    stages = read_stages(request.train_length, arguments.max_steps)
+    tokenizer = tokenizer_of(request, objective)
+    teacher = teacher_of(request, objective, config, packing)
+    _refuse_what_cannot_be_learnt(objective, teacher, request)
+
+    rows, rows_at_once = _training_rows(request, arguments, directory, objective, packing, stages, tokenizer, teacher)
+    note.add_rows(told_apart(rows))
+    steps = _number_of_steps(rows, rows_at_once, arguments)
+    model = _student(request, objective, rows, steps, stages, fresh=last_whole_checkpoint(directory) is None)
+    tuner = _choose_parameters(model, request)
+    evaluated = None
+    if request.eval_data is not None:
+        corpus = corpus_for(tokenizer, request, objective, packing)
+        evaluated = corpus(stages[-1].length).rows(read(request.eval_data, request.eval_split))
+    trainer = RecoveryTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        eval_dataset=evaluated,
+        processing_class=tokenizer,
+        data_collator=objective.collator(tokenizer, packing, request.mask_share),
+        teacher=teacher,
+        weights=request.recipe.weights,
+        position_learning_rate=request.position_learning_rate,
+        predicts_tokens=objective.predicts_tokens,
+        callbacks=[Handover(model)] if schedule_in(model) else None,
+    )
+    return Run(trainer, note, directory, objective, tuner)
+
+
+def _refuse_what_cannot_be_learnt(objective: Objective, teacher: Teacher | None, request: Request) -> None:
+    if objective is Objective.STATES and teacher is None:
+        raise ValueError(
+            f"{request.model} has no head, so that there is nothing to learn but a teacher's states: leave the teacher "
+            "on, or name a --task"
+        )
+    if request.data == SELF and objective is not Objective.CAUSAL:
+        raise ValueError("only a causal model can write its own text: pass --data with text for this one")
+
+
+def _training_rows(
+    request: Request,
+    arguments: TrainingArguments,
+    directory: Path,
+    objective: Objective,
+    packing: bool,
+    stages: list[Stage],
+    tokenizer: Any,
+    teacher: Teacher | None,
+) -> tuple[Any, int]:
+    """The rows to train on, and how many of them a step takes."""
+    rows_at_once = arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+    wanted = max(arguments.max_steps, 0) * rows_at_once or 10**9
+    longest = max(stage.length for stage in stages)
+    writer: Any = teacher
+    if request.data == SELF and teacher is None:
+        writer = load(objective.auto_class, request)
+    documents = documents_of(request, directory, writer, wanted, longest, arguments.process_index == 0)
+    corpus = corpus_for(tokenizer, request, objective, packing)
+    by_length = [corpus(stage.length).rows(documents) for stage in stages]
+    if len(stages) == 1:
+        return by_length[0], rows_at_once
+    if request.streaming:
+        raise ValueError("a stream has no stages: train one length after the other, each from the model before")
+    sizes = [(stage.steps or 0) * rows_at_once for stage in stages]
+    return Staged(by_length, sizes, arguments.seed), rows_at_once
+
+
+def _number_of_steps(rows: Any, rows_at_once: int, arguments: TrainingArguments) -> int:
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    if not hasattr(rows, "__len__"):
+        raise ValueError("a stream has no end: say how many --max-steps to train")
+    return math.ceil(math.ceil(len(rows) / rows_at_once) * arguments.num_train_epochs)
+
+
+def _student(request: Request, objective: Objective, rows: Any, steps: int, stages: list[Stage], fresh: bool) -> Any:
+    """Fitted, unless there is a checkpoint to go on from, which has been."""
+    recipe = request.recipe
+    handover_steps = math.ceil(recipe.handover * steps) if recipe.handover else None
+    wants_fit = recipe.fit > 0 and request.scheme is not None and fresh and objective is not Objective.CLASSIFICATION
+    model = student_of(request, objective, handover_steps or (1 if wants_fit else None))
+    if wants_fit:
+        number = math.ceil(recipe.fit * steps)
+        length = min(stages[0].length, FIT_LENGTH, model.config.max_position_embeddings)
+        ids = _some_rows(rows, number * FIT_ROWS, length)
+        found = fit(model, ids, projections=request.trained == "all", steps=number, rows=FIT_ROWS, progress=True)
+        logger.info(f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from that of the old encoding")
+        _same_everywhere(model)
+    if schedule_in(model) and not handover_steps:
+        Handover(model).finish()
+    return model
+
+
+def _some_rows(rows: Any, count: int, length: int) -> torch.Tensor:
+    """Token ids, (rows, length), of rows that are long enough; from the beginning again where there are too few."""
+    found: list[list[int]] = []
+    for row in rows:
+        if len(row[IDS]) >= length:
+            found.append(row[IDS][:length])
+        if len(found) == count:
+            break
+    if not found:
+        raise ValueError(f"no row of the text has {length} tokens to fit attention on: pass --fit-share 0")
+    return torch.tensor(found)
+
+
+def _same_everywhere(model: Any) -> None:
+    """What the first process has fitted, for all: they may differ in the last bit."""
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        for parameter in model.parameters():
+            torch.distributed.broadcast(parameter.data, 0)
+
+
+def _choose_parameters(model: Any, request: Request) -> Any:
+    if request.trained == "positions":
+        train_positions_only(model)
+    elif request.trained == "lora":
+        return add_lora(model, request.lora_rank)
+    return None
+
+
+def finish(run: Run) -> None:
+    """Evaluate, and put the variant into its place: written beside it first, the config last."""
+    trainer, directory = run.trainer, run.directory
+    if trainer.eval_dataset is not None:
+        _write_recovery(trainer, directory)
+    trainer.refuse_unsound_weights()
+    if run.tuner is not None:
+        run.tuner.merge_and_unload()
+    schedule = schedule_in(trainer.model)
+    if schedule is not None:
+        logger.warning(f"the handover is not over: it has come to step {schedule.step} of {schedule.steps}")
+    staging = directory / UNFINISHED
+    trainer.save_model(str(staging))
+    trainer.accelerator.wait_for_everyone()
+    if trainer.args.should_save:
+        for path in sorted(staging.iterdir(), key=lambda path: path.name == "config.json"):
+            path.replace(directory / path.name)
+        staging.rmdir()
+        run.note.write(finished=True)
+    trainer.accelerator.wait_for_everyone()
+
+
+def _write_recovery(trainer: RecoveryTrainer, directory: Path) -> None:
+    after = trainer.evaluate()
+    found = {key: value for key, value in after.items() if key in ("eval_loss", "eval_perplexity")}
+    if trainer.args.should_save:
+        (directory / RECOVERY).write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -1,0 +1,160 @@
+"""Checkpoints of a Trainer that are whole or not there, without pickles.
+
+A checkpoint is written beside its place, listed with checksums, and then renamed: whenever a run is killed, what is
+called `checkpoint-N` is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.trainer_callback import TrainerState
+from transformers.utils import logging
+
+from .manifest import seal, sync, what_is_wrong
+from .state_files import random_state, read_state, set_random_state, write_state
+
+logger = logging.get_logger(__name__)
+UNFINISHED = ".unfinished"
+"""Where things are written before they take their place."""
+OPTIMIZER, SCHEDULER, STATE = "optimizer.safetensors", "scheduler.safetensors", "trainer_state.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """Newest first."""
+    found = [path for path in directory.glob("checkpoint-*") if path.is_dir() and _CHECKPOINT.fullmatch(path.name)]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def last_whole_checkpoint(directory: Path) -> Path | None:
+    """The newest one that is as it was written; a warning for each that is not."""
+    for checkpoint in checkpoints_in(directory):
+        problem = what_is_wrong(checkpoint)
+        if problem is None:
+            return checkpoint
+        logger.warning(f"{checkpoint} is damaged, and left out: {problem}. An earlier checkpoint is taken instead.")
+    return None
+
+
+class WholeCheckpoints:
+    """For a Trainer to inherit before `Trainer`."""
+
+    def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:
+        self.refuse_unsound_weights()
+        step = self.state.global_step
+        directory = Path(super()._get_output_dir(trial))  # type: ignore[misc]
+        place, staging = directory / f"checkpoint-{step}", directory / UNFINISHED
+        self._staging = str(staging)
+        try:
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        finally:
+            self._staging = None
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            written = staging / place.name
+            self._name_best_checkpoint(written, directory)
+            seal(written)
+            if place.exists():
+                shutil.rmtree(place)
+            written.rename(place)
+            staging.rmdir()
+            sync(directory)
+            _drop_old(directory, self.args.save_total_limit, self.state.best_model_checkpoint)
+        self.accelerator.wait_for_everyone()
+
+    def _get_output_dir(self: Any, trial: Any) -> str:
+        return getattr(self, "_staging", None) or super()._get_output_dir(trial)  # type: ignore[misc]
+
+    def _name_best_checkpoint(self: Any, written: Path, directory: Path) -> None:
+        """By the place that it will have, not by the one where it was written."""
+        if self.state.best_global_step:
+            self.state.best_model_checkpoint = str(directory / f"checkpoint-{self.state.best_global_step}")
+            self.state.save_to_json(str(written / STATE))
+
+    def _save(self: Any, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        directory = Path(output_dir or self.args.output_dir)
+        (directory / "training_args.bin").unlink(missing_ok=True)  # a pickle
+        settings = json.dumps(self.args.to_sanitized_dict(), indent=1, default=str)
+        (directory / "training_args.json").write_text(settings, encoding="utf-8")
+
+    def _by_own_files(self: Any) -> bool:
+        """What shards the state of the optimizer has files of its own for it."""
+        return not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
+        if not self._by_own_files():
+            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+        elif self.args.should_save:
+            directory = Path(output_dir)
+            write_state(self.optimizer.state_dict(), directory / OPTIMIZER)
+            write_state(self.lr_scheduler.state_dict(), directory / SCHEDULER)
+
+    def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        if not self._by_own_files():
+            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            return
+        self.optimizer.load_state_dict(read_state(Path(checkpoint) / OPTIMIZER))
+        self.lr_scheduler.load_state_dict(read_state(Path(checkpoint) / SCHEDULER))
+
+    def _save_rng_state(self: Any, output_dir: str) -> None:
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+        write_state(random_state(), self._random_file(output_dir))
+
+    def _load_rng_state(self: Any, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        path = self._random_file(checkpoint)
+        if not path.is_file():
+            logger.warning(f"{checkpoint} is from a run with fewer processes: what is drawn at random starts anew")
+            return
+        set_random_state(read_state(path))
+
+    def _random_file(self: Any, directory: str) -> Path:
+        return Path(directory) / f"rng_state_{self.args.process_index}.safetensors"
+
+    def refuse_unsound_weights(self: Any) -> None:
+        """Before anything is saved."""
+        for name, parameter in self.model.named_parameters():
+            if not torch.isfinite(parameter.detach()).all():
+                raise NotFinite(name, self.state, checkpoints_in(Path(self.args.output_dir)))
+
+
+class NotFinite(ValueError):
+    """The loss, or a weight, is infinite or not a number."""
+
+    def __init__(self, what: str, state: TrainerState, checkpoints: list[Path]) -> None:
+        kept = f"{checkpoints[0]} is still there and sound" if checkpoints else "there is no checkpoint yet"
+        super().__init__(
+            f"{what} is no finite number any more at step {state.global_step}: training went astray. Nothing of this "
+            f"was saved ({kept}). Take a smaller --learning-rate or --max-grad-norm, more --warmup-steps, or bf16 "
+            "rather than fp16, and begin again with --restart"
+        )
+
+
+def _drop_old(directory: Path, limit: int | None, best: str | None) -> None:
+    """All but the newest ones and the best. Renamed first: what is half removed is no checkpoint."""
+    if not limit or limit < 1:
+        return
+    kept = [path for path in checkpoints_in(directory) if best is None or path != Path(best)]
+    for checkpoint in kept[max(limit - (best is not None), 1) :]:
+        doomed = directory / UNFINISHED / checkpoint.name
+        doomed.parent.mkdir(exist_ok=True)
+        checkpoint.rename(doomed)
+    shutil.rmtree(directory / UNFINISHED, ignore_errors=True)
