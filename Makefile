@@ -6,7 +6,7 @@ WORKERS ?= 2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 OLDEST := 5.4.0
 
-.PHONY: help install demo test test-all test-compat bench bench-quick reference check clean
+.PHONY: help install demo test test-all test-compat bench bench-quick bench-recovery reference check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,10 @@ bench: install  ## measure everything, some 40 minutes, and write benchmarks/RES
 
 bench-quick: install  ## a sample of it, in under three minutes
 	$(BIN)/python -m benchmarks --quick
+
+bench-recovery: install  ## convert real checkpoints and see how they recover; hours, and can be cut and gone on with
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[plots]'
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.recovery
 
 reference: install  ## write docs/schemes.md from the code
 	mkdir -p docs

@@ -25,7 +25,7 @@ from ..patches.handing import bases_of, schedule_in
 from ..scheme import Content, Positions
 from .parameters import is_of_scheme
 
-STEPS, ROWS, RATE, PROJECTION_RATE = 100, 8, 0.05, 2e-3
+STEPS, ROWS, RATE, PROJECTION_RATE = 100, 2, 0.05, 5e-3
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from .recovering import Weights
+from .teacher import Weights
 
 REFERENCE_RATE, REFERENCE_WIDTH = 4e-3, 64
 """The learning rate that did best on a model of this width; see benchmarks/RECOVERY.md."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,11 @@ from torch import nn
 from transformers import Trainer
 
 from .parameters import is_of_scheme, set_apart
-from .rows import IGNORED
 from .saving import NotFinite, WholeCheckpoints, checkpoints_in
 from .stages import Staged
-from .teacher import Lesson, Teacher, layers_of, recorded
+from .teacher import Lesson, Teacher, Weights, layers_of, recorded
 
 LABELS = "labels"
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """What counts how much in the loss beside a teacher."""
-
-    predictions: float = 1.0
-    """Kullback-Leibler from the teacher's predictions, in nats a token."""
-    states: float = 5.0
-    """Distance of the states behind each layer, as a share of the teacher's own."""
-    labels: float = 0.0
-    """The loss that there would be without a teacher."""
 
 
 class RecoveryTrainer(WholeCheckpoints, Trainer):
@@ -107,14 +93,8 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
         return LABELS in inputs and inputs["input_ids"].shape[-1] > self.teacher.longest
 
     def _weighed(self, lesson: Lesson, outputs: Any, states: list[torch.Tensor], inputs: dict[str, Any]) -> Any:
-        mask = inputs.get("attention_mask")
-        parts = {}
-        if self.weights.predictions and lesson.logits_BNV is not None:
-            tokens = mask if lesson.logits_BNV.ndim == 3 else None
-            parts["divergence"] = self.weights.predictions * lesson.divergence(outputs.logits, tokens)
-        if self.weights.states:
-            parts["distance"] = self.weights.states * lesson.distance(states, mask)
-        if self.weights.labels and LABELS in inputs and (inputs[LABELS] != IGNORED).any():
+        parts = lesson.parts(self.weights, getattr(outputs, "logits", None), states, inputs.get("attention_mask"))
+        if self.weights.labels and LABELS in inputs:
             parts["labels"] = self.weights.labels * outputs.loss
         if not parts:
             raise ValueError("nothing is learnt: the teacher's predictions and states, and the labels, all weigh 0")

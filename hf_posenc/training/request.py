@@ -56,15 +56,11 @@ class Note:
         """Raise where the directory holds another run, or one that is done."""
         wanted = {"request": json.loads(json.dumps(dataclasses.asdict(request))), "settings": settings}
         note = cls(directory, wanted)
-        if restart:
-            note.clear()
-        if note.path.is_file():
+        if not note.path.is_file():
+            if checkpoints_in(directory) or (directory / "config.json").exists():
+                raise ValueError(f"{directory} holds something else than a run of train: take another --output-dir")
+        elif not restart:
             note.check(json.loads(note.path.read_text(encoding="utf-8")))
-        elif checkpoints_in(directory) or (directory / "config.json").exists():
-            raise ValueError(
-                f"{directory} holds a model or checkpoints of something else: take another --output-dir, or clear it "
-                "with --restart"
-            )
         return note
 
     def check(self, earlier: dict[str, Any]) -> None:

@@ -54,7 +54,8 @@ SETTINGS_THAT_MATTER = (
     "max_grad_norm",
 )
 """TrainingArguments that a run cannot go on with when they have changed."""
-FIT_ROWS, FIT_LENGTH = 4, 256
+FIT_ROWS, FIT_LENGTH, MOST_FIT_STEPS = 2, 128, 2000
+"""Small batches of short rows fit best for what they cost. Beyond so many steps, little is gained."""
 
 
 @dataclasses.dataclass
@@ -65,7 +66,9 @@ class Run:
     note: Note
     directory: Path
     objective: Objective
-    tuner: Any = None
+    tuner: Any
+    use_cache: bool
+    """What the config says of it, which is off while a Trainer has the model."""
 
 
 def train(request: Request, arguments: TrainingArguments, restart: bool = False) -> Path:
@@ -76,7 +79,12 @@ def train(request: Request, arguments: TrainingArguments, restart: bool = False)
     set_seed(arguments.seed)
     directory = Path(arguments.output_dir)
     settings = json.loads(json.dumps({name: getattr(arguments, name) for name in SETTINGS_THAT_MATTER}, default=str))
+    if directory.resolve() == Path(request.model).resolve():
+        raise ValueError(f"--output-dir is where the model comes from, {directory}: take another, so that it is kept")
     note = Note.of(directory, request, settings, restart)
+    with arguments.main_process_first(desc="clearing the directory"):
+        if restart and arguments.process_index == 0:
+            note.clear()
     run = prepare(request, arguments, note, directory)
     checkpoint = last_whole_checkpoint(directory)
     if arguments.should_save:
@@ -99,8 +107,11 @@ def prepare(request: Request, arguments: TrainingArguments, note: Note, director
     rows, rows_at_once = _training_rows(request, arguments, directory, objective, packing, stages, tokenizer, teacher)
     note.add_rows(told_apart(rows))
     steps = _number_of_steps(rows, rows_at_once, arguments)
-    model = _student(request, objective, rows, steps, stages, fresh=last_whole_checkpoint(directory) is None)
+    model = _student(
+        request, objective, rows, rows_at_once, steps, stages, fresh=last_whole_checkpoint(directory) is None
+    )
     tuner = _choose_parameters(model, request)
+    use_cache = getattr(model.config, "use_cache", False)
     evaluated = None
     if request.eval_data is not None:
         corpus = corpus_for(tokenizer, request, objective, packing)
@@ -118,7 +129,7 @@ def prepare(request: Request, arguments: TrainingArguments, note: Note, director
         predicts_tokens=objective.predicts_tokens,
         callbacks=[Handover(model)] if schedule_in(model) else None,
     )
-    return Run(trainer, note, directory, objective, tuner)
+    return Run(trainer, note, directory, objective, tuner, use_cache)
 
 
 def _refuse_what_cannot_be_learnt(objective: Objective, teacher: Teacher | None, request: Request) -> None:
@@ -167,15 +178,24 @@ def _number_of_steps(rows: Any, rows_at_once: int, arguments: TrainingArguments)
     return math.ceil(math.ceil(len(rows) / rows_at_once) * arguments.num_train_epochs)
 
 
-def _student(request: Request, objective: Objective, rows: Any, steps: int, stages: list[Stage], fresh: bool) -> Any:
+def _student(
+    request: Request,
+    objective: Objective,
+    rows: Any,
+    rows_at_once: int,
+    steps: int,
+    stages: list[Stage],
+    fresh: bool,
+) -> Any:
     """Fitted, unless there is a checkpoint to go on from, which has been."""
     recipe = request.recipe
     handover_steps = math.ceil(recipe.handover * steps) if recipe.handover else None
     wants_fit = recipe.fit > 0 and request.scheme is not None and fresh and objective is not Objective.CLASSIFICATION
     model = student_of(request, objective, handover_steps or (1 if wants_fit else None))
     if wants_fit:
-        number = math.ceil(recipe.fit * steps)
         length = min(stages[0].length, FIT_LENGTH, model.config.max_position_embeddings)
+        tokens = recipe.fit * steps * rows_at_once * stages[0].length
+        number = min(math.ceil(tokens / (FIT_ROWS * length)), MOST_FIT_STEPS)
         ids = _some_rows(rows, number * FIT_ROWS, length)
         found = fit(model, ids, projections=request.trained == "all", steps=number, rows=FIT_ROWS, progress=True)
         logger.info(f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from that of the old encoding")
@@ -224,6 +244,7 @@ def finish(run: Run) -> None:
     schedule = schedule_in(trainer.model)
     if schedule is not None:
         logger.warning(f"the handover is not over: it has come to step {schedule.step} of {schedule.steps}")
+    trainer.model.config.use_cache = run.use_cache
     staging = directory / UNFINISHED
     trainer.save_model(str(staging))
     trainer.accelerator.wait_for_everyone()

@@ -6,6 +6,7 @@ Shape legend: B batch, N tokens, E width of the model, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,18 @@ def layers_of(model: Any) -> list[nn.Module]:
         if isinstance(model, architecture.family):
             return list(model.base_model.get_submodule(architecture.layers).children())
     raise ValueError(f"{type(model).__name__} is not a model that hf_posenc knows: it takes {sorted(ARCHITECTURES)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """What counts how much in the loss beside a teacher."""
+
+    predictions: float = 1.0
+    """Kullback-Leibler from the teacher's predictions, in nats a token."""
+    states: float = 5.0
+    """Distance of the states behind each layer, as a share of the teacher's own."""
+    labels: float = 0.0
+    """The loss that there would be without a teacher."""
 
 
 class Teacher:
@@ -49,6 +62,18 @@ class Lesson:
         self.logits_BNV = logits_BNV
         self.states = states
 
+    def parts(
+        self, weights: Weights, logits: torch.Tensor | None, states: list[torch.Tensor], mask_BN: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        """Of a student's loss, weighed: what its predictions and the states behind its layers are off."""
+        found = {}
+        if weights.predictions and self.logits_BNV is not None and logits is not None:
+            by_token = self.logits_BNV.ndim == 3  # a classifier has one prediction a row
+            found["divergence"] = weights.predictions * self.divergence(logits, mask_BN if by_token else None)
+        if weights.states:
+            found["distance"] = weights.states * self.distance(states, mask_BN)
+        return found
+
     def divergence(self, logits_BNV: torch.Tensor, mask_BN: torch.Tensor | None = None) -> torch.Tensor:
         """Kullback-Leibler from the teacher's predictions to a student's, in nats a token."""
         assert self.logits_BNV is not None
@@ -56,15 +81,17 @@ class Lesson:
         return _mean((known.exp() * (known - found)).sum(-1), mask_BN)
 
     def distance(self, states: list[torch.Tensor], mask_BN: torch.Tensor | None = None) -> torch.Tensor:
-        """Of the states behind each layer, squared and as a share of the teacher's own; the mean over layers."""
+        """Of the states behind each layer, squared and as a share of the teacher's own; the mean over tokens, layers."""
         return torch.stack(
             [_share_off(found, known, mask_BN) for found, known in zip(states, self.states[1:], strict=True)]
         ).mean()
 
 
 def _share_off(found_BNE: torch.Tensor, known_BNE: torch.Tensor, mask_BN: torch.Tensor | None) -> torch.Tensor:
+    """Of each token by itself: some tokens have states a hundred times as large as others, and would be all that
+    counts; and so the share of a batch is the mean of those of its parts, whoever computes them."""
     off, size = (difference.float().square().mean(-1) for difference in (found_BNE - known_BNE, known_BNE))
-    return _mean(off, mask_BN) / _mean(size, mask_BN)
+    return _mean(off / size.clamp(min=torch.finfo(torch.float32).tiny), mask_BN)
 
 
 def _mean(values_BN: torch.Tensor, mask_BN: torch.Tensor | None) -> torch.Tensor:

@@ -1,0 +1,119 @@
+"""Run the trials that are missing, two at a time, and write the page.
+
+For each checkpoint, scheme and method: every learning rate with one seed, then two more seeds with the best rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers.utils import logging
+
+from . import report
+from .subjects import SUBJECTS, Absent, Subject
+from .trial import METHODS, Outcome, Trial, run
+
+HERE = Path(__file__).parent
+RESULTS, PAGE, PLOT = HERE / "results.json", HERE.parent / "RECOVERY.md", HERE / "recovery.png"
+SEEDS = (0, 1, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description=__doc__)
+    parser.add_argument("--subject", action="append", choices=sorted(SUBJECTS), help="only these checkpoints")
+    parser.add_argument("--scheme", action="append", help="only these schemes")
+    parser.add_argument("--method", action="append", choices=sorted(METHODS), help="only these methods")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--sweep-only", action="store_true", help="one seed, every learning rate")
+    parser.add_argument("--page-only", action="store_true", help="run nothing; write the page from the results")
+    options = parser.parse_args()
+    outcomes = read()
+    if not options.page_only:
+        for subject in _present(options.subject or list(SUBJECTS)):
+            wanted = [scheme for scheme in subject.schemes if not options.scheme or str(scheme) in options.scheme]
+            cells = [(scheme, method) for method in options.method or METHODS for scheme in wanted]
+            _run_all(list(sweep(subject, cells)), outcomes, options.workers)
+            if not options.sweep_only:
+                _run_all(list(more_seeds(subject, cells, outcomes)), outcomes, options.workers)
+    report.write(outcomes, PAGE, PLOT)
+
+
+def _present(names: list[str]) -> Iterator[Subject]:
+    for name in names:
+        try:
+            SUBJECTS[name].load()
+        except Absent as reason:
+            print(f"{name} is left out: {reason}")
+        else:
+            yield SUBJECTS[name]
+
+
+def sweep(subject: Subject, cells: list[tuple[Any, str]]) -> Iterator[Trial]:
+    for scheme, method in cells:
+        for rate in subject.rates:
+            yield Trial(subject.name, scheme, method, rate, SEEDS[0])
+
+
+def more_seeds(subject: Subject, cells: list[tuple[Any, str]], outcomes: list[Outcome]) -> Iterator[Trial]:
+    for scheme, method in cells:
+        rate = report.best_rate([o for o in outcomes if o.trial.subject == subject.name], scheme, method)
+        for seed in SEEDS[1:]:
+            yield Trial(subject.name, scheme, method, rate, seed)
+
+
+def _run_all(trials: list[Trial], outcomes: list[Outcome], workers: int) -> None:
+    """What is there already is not run again; each that is done is written at once."""
+    known = {_key(outcome.trial) for outcome in outcomes}
+    missing = [trial for trial in trials if _key(trial) not in known]
+    for name in {trial.subject for trial in missing}:
+        SUBJECTS[name].rows(), SUBJECTS[name].measure()  # what they keep is made once, before all
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start) as pool:
+        running = [pool.submit(_one, trial) for trial in missing]
+        for done in tqdm(as_completed(running), total=len(running), unit="run"):
+            outcomes.append(done.result())
+            write(outcomes)
+
+
+def _start() -> None:
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _one(trial: Trial) -> Outcome:
+    return run(trial, SUBJECTS[trial.subject])
+
+
+def _key(trial: Trial) -> str:
+    return json.dumps(dataclasses.asdict(trial), sort_keys=True)
+
+
+def read() -> list[Outcome]:
+    if not RESULTS.is_file():
+        return []
+    return [
+        Outcome(Trial(**found["trial"]), [tuple(point) for point in found["curve"]])
+        for found in json.loads(RESULTS.read_text(encoding="utf-8"))
+    ]
+
+
+def write(outcomes: list[Outcome]) -> None:
+    listed = sorted((dataclasses.asdict(outcome) for outcome in outcomes), key=lambda found: json.dumps(found["trial"]))
+    lines = [json.dumps(found) for found in listed]
+    beside = RESULTS.with_suffix(".new")
+    beside.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    beside.replace(RESULTS)
+
+
+if __name__ == "__main__":
+    main()

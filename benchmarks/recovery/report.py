@@ -1,0 +1,185 @@
+"""Outcomes as a page of tables and a picture of the curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .subjects import SUBJECTS, Subject
+from .trial import METHODS, Outcome
+
+RECOMMENDED, NAIVE = "fit + teacher", "naive"
+LEVELS = (0.05, 0.01)
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00")
+"""Told apart by the colour-blind as well (Okabe and Ito)."""
+MEASURES = {
+    "stories260k": "perplexity on text of the model's own, above the original's",
+    "gpt-nano-sort": "share of all 729 inputs that are not sorted exactly, of those that the original sorts",
+    "MiniLM": "1 - mean cosine to the original's sentence embeddings, on held-out text",
+}
+HEAD = """# Recovery
+
+Written by `make bench-recovery`; do not edit. How much training a converted checkpoint needs until it is as good as it
+was. The shortfall is what is missing to the original, as a share: {measures}. Every method sees the same rows in
+batches of the same size, and as many tokens, those that attention is fitted on among them; each has the best of the
+same learning rates, found with one seed, and {seeds} with it. Figures are medians, with the least and the greatest.
+
+- naive: the encoding is changed at once, then fine-tuning on the text (MiniLM, which has no head: on the cosine of its
+  embeddings with the original's)
+- teacher: learning from the original's predictions and from the states behind each layer, instead of from the text
+- fit: before anything else, {share:.0%} of the tokens go into fitting each layer's attention to the old encoding's
+- handover: the old encoding fades out over the first half
+
+`train` recommends {recommended}.
+"""
+
+
+def best_rate(outcomes: list[Outcome], scheme: Any, method: str) -> float:
+    """Of the sweep with the first seed."""
+    swept = [o for o in outcomes if o.trial.scheme == scheme and o.trial.method == method and o.trial.seed == 0]
+    return min(swept, key=_end).trial.rate
+
+
+def _end(outcome: Outcome) -> float:
+    last = outcome.curve[-1][1]
+    return last if math.isfinite(last) else math.inf
+
+
+class Results:
+    """The runs that count: those with the best rate of their cell."""
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        self.cells: dict[tuple[str, str, str], list[Outcome]] = {}
+        for outcome in outcomes:
+            trial = outcome.trial
+            alike = [o for o in outcomes if o.trial.subject == trial.subject]
+            if trial.rate == best_rate(alike, trial.scheme, trial.method):
+                self.cells.setdefault((trial.subject, str(trial.scheme), trial.method), []).append(outcome)
+
+    def of(self, subject: Subject, scheme: Any, method: str) -> list[Outcome]:
+        return self.cells.get((subject.name, str(scheme), method), [])
+
+    def subjects(self) -> list[Subject]:
+        return [subject for name, subject in SUBJECTS.items() if any(key[0] == name for key in self.cells)]
+
+    def schemes(self, subject: Subject) -> list[Any]:
+        return [scheme for scheme in subject.schemes if (subject.name, str(scheme)) in {key[:2] for key in self.cells}]
+
+
+def tokens_until(outcome: Outcome, level: float) -> float:
+    """Until the shortfall is no greater than a level, and stays so; between two measurements, on the line between."""
+    reached = math.inf
+    for (before, worse), (after, better) in reversed(list(zip(outcome.curve, outcome.curve[1:], strict=False))):
+        if better > level:
+            return reached
+        reached = float(after)
+        if worse > level:
+            return before + (after - before) * (worse - level) / (worse - better)
+    return float(outcome.curve[0][0]) if outcome.curve[0][1] <= level else reached
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def write(outcomes: list[Outcome], page: Path, plot: Path) -> None:
+    results = Results(outcomes)
+    counts = {len(found) for found in results.cells.values()}
+    lines = HEAD.format(
+        measures="; ".join(f"{name}: {text}" for name, text in MEASURES.items()),
+        seeds=f"{min(counts)} to {max(counts)} seeds" if len(counts) > 1 else f"{max(counts, default=0)} seeds",
+        share=METHODS[RECOMMENDED].fit,
+        recommended=f"`{RECOMMENDED}`",
+    ).splitlines()
+    for subject in results.subjects():
+        lines += ["", f"## {subject.name}", "", f"{subject.tokens:,} tokens in batches of {subject.rows_at_once} rows."]
+        lines += _table(results, subject, "Shortfall at the end", _at_the_end)
+        for level in LEVELS:
+            lines += _table(results, subject, f"Thousand tokens until within {level:.0%}", _until(level))
+    lines += _saved(results)
+    lines += ["", f"![shortfall over tokens]({plot.relative_to(page.parent)})"]
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    draw(results, plot)
+
+
+def _table(results: Results, subject: Subject, title: str, cell: Any) -> list[str]:
+    schemes = results.schemes(subject)
+    lines = ["", f"### {title}", "", "| | " + " | ".join(_named(scheme) for scheme in schemes) + " |"]
+    lines.append("| --- |" + " --- |" * len(schemes))
+    for method in METHODS:
+        cells = [cell(results.of(subject, scheme, method)) for scheme in schemes]
+        if any(cells):
+            lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _named(scheme: Any) -> str:
+    return scheme if isinstance(scheme, str) else f"`{json.dumps(scheme)}`"
+
+
+def _at_the_end(found: list[Outcome]) -> str:
+    ends = [_end(outcome) for outcome in found]
+    return f"{_median(ends):.3f}{_spread(ends, '.3f')}" if ends else ""
+
+
+def _until(level: float) -> Any:
+    def cell(found: list[Outcome]) -> str:
+        tokens = [tokens_until(outcome, level) / 1000 for outcome in found]
+        if not tokens:
+            return ""
+        return f"{_median(tokens):.0f}{_spread(tokens, '.0f')}" if math.isfinite(_median(tokens)) else "not reached"
+
+    return cell
+
+
+def _spread(values: list[float], form: str) -> str:
+    return f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+
+
+def _saved(results: Results) -> list[str]:
+    """What the recommended recipe needs of the tokens of plain fine-tuning, to be as good as that is at its end."""
+    lines = ["", f"## {RECOMMENDED} beside {NAIVE}", ""]
+    lines += ["Tokens until it is as good as plain fine-tuning is at its end, as a share of those.", ""]
+    lines += ["| checkpoint | scheme | share |", "| --- | --- | --- |"]
+    shares = []
+    for subject in results.subjects():
+        for scheme in results.schemes(subject):
+            plain, ours = (results.of(subject, scheme, method) for method in (NAIVE, RECOMMENDED))
+            if not plain or not ours:
+                continue
+            level = _median(_end(outcome) for outcome in plain)
+            tokens = min(outcome.curve[-1][0] for outcome in plain)
+            share = _median(tokens_until(outcome, max(level, 0.0)) for outcome in ours) / tokens
+            shares.append(share)
+            lines.append(f"| {subject.name} | {_named(scheme)} | {share:.3f} |")
+    if shares:
+        lines += ["", f"Median over {len(shares)}: {_median(shares):.3f}."]
+    return lines
+
+
+def draw(results: Results, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    panels = [(subject, scheme) for subject in results.subjects() for scheme in results.schemes(subject)]
+    if not panels:
+        return
+    columns = min(4, len(panels))
+    height = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(3.2 * columns, 2.5 * height), layout="constrained")
+    for number, (subject, scheme) in enumerate(panels):
+        axes = figure.add_subplot(height, columns, number + 1)
+        for colour, method in zip(COLOURS, METHODS, strict=True):
+            for place, outcome in enumerate(results.of(subject, scheme, method)):
+                tokens, values = zip(*outcome.curve, strict=True)
+                thousands = [count / 1000 for count in tokens]
+                shown = [max(value, 1e-3) for value in values]
+                axes.plot(thousands, shown, color=colour, lw=1, label=method if place == 0 else None)
+        axes.axhline(LEVELS[0], color="grey", lw=0.5, ls=":")
+        axes.set(yscale="log", title=f"{subject.name}: {_named(scheme)}", xlabel="thousand tokens", ylabel="shortfall")
+        axes.title.set_fontsize(8)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    figure.savefig(path, dpi=110)

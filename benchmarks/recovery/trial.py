@@ -1,0 +1,131 @@
+"""One run: a checkpoint, a scheme, a method, a learning rate and a seed; how good it is after so many tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+import hf_posenc
+from hf_posenc.training.recipe import RECOMMENDED, Recipe
+from hf_posenc.training.rows import IGNORED
+from hf_posenc.training.teacher import Teacher, Weights, layers_of, recorded
+
+from .subjects import Batch, Subject
+
+PLAIN = Recipe(fit=0.0, handover=0.0, teacher=False)
+METHODS = {
+    "naive": PLAIN,
+    "naive + teacher": dataclasses.replace(PLAIN, teacher=True),
+    "fit": dataclasses.replace(PLAIN, fit=RECOMMENDED.fit),
+    "handover": dataclasses.replace(PLAIN, handover=0.5),
+    "handover + teacher": dataclasses.replace(PLAIN, handover=0.5, teacher=True),
+    "fit + teacher": dataclasses.replace(PLAIN, fit=RECOMMENDED.fit, teacher=True),
+}
+"""By the name that the tables have. Without a teacher, the text is all there is to learn from."""
+WARMUP = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    subject: str
+    scheme: Any
+    method: str
+    rate: float
+    seed: int
+
+
+@dataclasses.dataclass
+class Outcome:
+    trial: Trial
+    curve: list[tuple[int, float]]
+    """Tokens seen, and the shortfall from the original: 0 is as good as it was."""
+
+
+def run(trial: Trial, subject: Subject) -> Outcome:
+    torch.manual_seed(trial.seed)
+    recipe = METHODS[trial.method]
+    rows = subject.rows()
+    shortfall = subject.measure()
+    length = rows["input_ids"].shape[-1]
+    fit_tokens = recipe.fit * subject.tokens
+    steps = round((subject.tokens - fit_tokens) / (subject.rows_at_once * length))
+    model = subject.load()
+    handover = hf_posenc.Handover(model, trial.scheme, steps=max(round(recipe.handover * steps), 1))
+    curve: list[tuple[int, float]] = []
+    seen = 0
+    if recipe.fit:
+        number = round(fit_tokens / (subject.fit_rows * length))
+        order = torch.randperm(len(rows["input_ids"]))[: number * subject.fit_rows]
+        hf_posenc.fit(model, rows["input_ids"][order], projections=True, steps=number, rows=subject.fit_rows)
+        seen = number * subject.fit_rows * length
+    if not recipe.handover:
+        handover.finish()
+    curve.append((seen, _measured(shortfall, model)))
+    every = max(steps // subject.evaluations, 1)
+    for step in _training(model, handover, recipe, subject, trial, rows, steps):
+        seen += subject.rows_at_once * length
+        if (step + 1) % every == 0 or step + 1 == steps:
+            curve.append((seen, _measured(shortfall, model)))
+    return Outcome(trial, curve)
+
+
+def _measured(shortfall: Any, model: Any) -> float:
+    model.eval()
+    found = shortfall(model)
+    model.train()
+    return found
+
+
+def _training(
+    model: Any, handover: Any, recipe: Recipe, subject: Subject, trial: Trial, rows: Batch, steps: int
+) -> Iterator[int]:
+    teacher = Teacher(subject.load()) if recipe.teacher or not subject.has_head else None
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=trial.rate, betas=(0.9, 0.98), weight_decay=0.0)
+    warmup = max(round(WARMUP * steps), 1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, 1) * (0.51 + 0.49 * math.cos(math.pi * step / steps))
+    )
+    model.train()
+    for step, batch in zip(range(steps), _batches(rows, subject.rows_at_once, trial.seed), strict=False):
+        loss = _loss(model, teacher, recipe, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        handover.step()
+        yield step
+
+
+def _batches(rows: Batch, rows_at_once: int, seed: int) -> Iterator[Batch]:
+    generator = torch.Generator().manual_seed(seed)
+    count = len(rows["input_ids"])
+    for _ in itertools.count():
+        for places in torch.randperm(count, generator=generator).split(rows_at_once):
+            if len(places) == rows_at_once:
+                yield {name: values[places] for name, values in rows.items()}
+
+
+def _loss(model: Any, teacher: Teacher | None, recipe: Recipe, batch: Batch) -> torch.Tensor:
+    inputs = {"input_ids": batch["input_ids"]}
+    with recorded(layers_of(model)) as states:
+        outputs = model(**inputs)
+    if "targets" in batch and not recipe.teacher:
+        return nn.functional.cross_entropy(
+            outputs.logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED
+        )
+    assert teacher is not None
+    lesson = teacher.look_at(inputs)
+    if not recipe.teacher:  # a model without a head, and nothing but its embeddings to learn from
+        found, known = (state.mean(1) for state in (outputs.last_hidden_state, lesson.states[-1]))
+        return (1 - nn.functional.cosine_similarity(found, known)).mean()
+    weights = recipe.weights if "targets" in batch else Weights(predictions=0.0, states=recipe.weights.states)
+    parts = lesson.parts(weights, getattr(outputs, "logits", None), states[1:], None)
+    return torch.stack(list(parts.values())).sum()

@@ -1,0 +1,267 @@
+"""`hf-posenc train`, and the function behind it: from a stock checkpoint and a text to a variant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import word_level
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, TrainingArguments
+from typer.testing import CliRunner
+
+from hf_posenc.cli import app
+from hf_posenc.training.recipe import NAIVE, RECOMMENDED, Recipe
+from hf_posenc.training.recovering import RecoveryTrainer
+from hf_posenc.training.request import NOTE, Request
+from hf_posenc.training.run import RECOVERY, train
+from hf_posenc.training.saving import NotFinite
+from hf_posenc.training.teacher import Teacher
+
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(word_level.text(3000))
+    return path
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("stock")
+    return {name: word_level.saved(name, directory / name) for name in ("bert", "gpt2", "llama")}
+
+
+def settings(directory: Path, **changes: Any) -> TrainingArguments:
+    common = {
+        "max_steps": 6,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 3e-3,
+        "logging_steps": 1,
+        "save_steps": 2,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "report_to": "none",
+    }
+    return TrainingArguments(output_dir=str(directory), **{**common, **changes})
+
+
+def request(model: Path, data: Any, **changes: Any) -> Request:
+    return Request(model=str(model), data=str(data), **{"scheme": "t5", "train_length": str(LENGTH), **changes})
+
+
+def losses_in(directory: Path) -> list[float]:
+    state = json.loads((directory / "checkpoint-6" / "trainer_state.json").read_text())
+    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+
+
+def files_in(directory: Path) -> set[str]:
+    return {path.name for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_a_causal_model_is_trained(architecture: str, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    out = train(request(stock[architecture], text, eval_data=str(text)), settings(tmp_path / "out"))
+    losses = losses_in(out)
+    assert losses[-1] < losses[0]
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.config.position_scheme == {"type": "t5"}
+    assert model.config.use_cache, "as it was, although it is off while the model is trained"
+    assert json.loads((out / RECOVERY).read_text())["eval_perplexity"] > 1
+    pickles = {name for name in files_in(out) if name.endswith((".bin", ".pt", ".pth", ".pkl"))}
+    assert not pickles
+    assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
+
+
+@pytest.mark.parametrize("packing", [None, True])
+def test_a_masked_model_is_trained(packing: bool | None, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    out = train(request(stock["bert"], text, packing=packing), settings(tmp_path / "out"))
+    assert losses_in(out)[-1] < losses_in(out)[0]
+    assert type(AutoModelForMaskedLM.from_pretrained(out)).__name__ == "PosEncBertForMaskedLM"
+
+
+def test_an_encoder_without_a_head_learns_the_states_of_its_teacher(
+    stock: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    headless = tmp_path / "headless"
+    AutoModel.from_pretrained(stock["bert"]).save_pretrained(headless)
+    word_level.tokenizer(encoder=True).save_pretrained(headless)
+    out = train(request(headless, text, eval_data=str(text)), settings(tmp_path / "out"))
+    assert losses_in(out)[-1] < losses_in(out)[0]
+    assert set(json.loads((out / RECOVERY).read_text())) == {"eval_loss"}
+    with pytest.raises(ValueError, match="has no head"):
+        train(request(headless, text, recipe=NAIVE), settings(tmp_path / "other"))
+
+
+def test_classes_are_learnt(stock: dict[str, Path], tmp_path: Path) -> None:
+    rows = [{"text": word_level.text(12, seed), "label": seed % 2} for seed in range(64)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = train(
+        request(stock["bert"], data, task="classification", recipe=NAIVE), settings(tmp_path / "out", max_steps=6)
+    )
+    assert "PosEncBertForSequenceClassification" in json.loads((out / "config.json").read_text())["architectures"]
+
+
+def test_a_causal_model_needs_no_text(stock: dict[str, Path], tmp_path: Path) -> None:
+    wanted = request(stock["llama"], "self", self_rows=24)
+    out = train(wanted, settings(tmp_path / "out"))
+    assert load_file(out / "own_text.safetensors")["input_ids"].shape == (24, LENGTH)
+    with pytest.raises(ValueError, match="only a causal model"):
+        train(request(stock["bert"], "self"), settings(tmp_path / "other"))
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "model.safetensors")
+
+
+def test_only_positions_or_those_and_adapters(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    before = weights(stock["gpt2"])
+    fixed = {name for name in before if name.endswith(("wte.weight", "ln_1.weight", "c_attn.weight", "c_fc.weight"))}
+    out = train(request(stock["gpt2"], text, trained="positions"), settings(tmp_path / "positions"))
+    after = weights(out)
+    assert all(torch.equal(after[name], before[name]) for name in fixed)
+    own = [name for name in after if "position_scheme" in name]
+    assert own
+    lora = weights(train(request(stock["gpt2"], text, trained="lora", lora_rank=2), settings(tmp_path / "lora")))
+    assert set(lora) == set(after), "adapters are merged into the weights"
+    changed = {name for name in fixed if not torch.equal(lora[name], before[name])}
+    assert changed == {name for name in fixed if name.endswith(("c_attn.weight", "c_fc.weight"))}
+    ranks = {int(torch.linalg.matrix_rank((lora[name] - before[name]).double(), atol=1e-6)) for name in changed}
+    assert ranks == {2}
+    assert all(not torch.equal(lora[name], after[name]) or not lora[name].any() for name in own)
+    AutoModelForCausalLM.from_pretrained(tmp_path / "lora")
+
+
+def test_a_handover_runs_over_its_share_of_the_steps(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    recipe = Recipe(fit=0.0, handover=0.5)
+    out = train(request(stock["llama"], text, scheme="alibi", recipe=recipe), settings(tmp_path / "out"))
+    on_the_way = json.loads((out / "checkpoint-2" / "config.json").read_text())["position_scheme"]
+    assert on_the_way["handover"] == {"from": "stock", "steps": 3, "shape": "linear", "step": 2}
+    for done in ("checkpoint-4", "."):
+        scheme = json.loads((out / done / "config.json").read_text())["position_scheme"]
+        assert scheme in ("alibi", {"type": "alibi"})
+
+
+def test_the_recommended_recipe_is_what_there_is_without_words(
+    stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention is fitted, then there is a teacher; and plain fine-tuning has neither."""
+    seen: list[Any] = []
+    built = RecoveryTrainer.__init__
+
+    def spy(self: Any, *args: Any, **kwargs: Any) -> None:
+        seen.append((kwargs["teacher"], {name: w.clone() for name, w in kwargs["model"].state_dict().items()}))
+        built(self, *args, **kwargs)
+
+    monkeypatch.setattr(RecoveryTrainer, "__init__", spy)
+    train(request(stock["gpt2"], text), settings(tmp_path / "a"))
+    train(request(stock["gpt2"], text, recipe=NAIVE), settings(tmp_path / "b"))
+    (teacher, fitted), (none, plain) = seen
+    assert RECOMMENDED.teacher
+    assert isinstance(teacher, Teacher)
+    assert none is None
+    assert any(not torch.equal(fitted[name], plain[name]) for name in fitted if "position_scheme" in name)
+
+
+def test_stages_change_the_length_on_the_way(
+    stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = []
+    stock_loss = RecoveryTrainer.compute_loss
+
+    def spy(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths.append(inputs["input_ids"].shape[-1])
+        return stock_loss(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(RecoveryTrainer, "compute_loss", spy)
+    # The last stage is longer than the teacher can follow: there the text is learnt from.
+    stages = f"8:2,16:2,{tiny.TRAINED_LENGTH + 8}:2"
+    train(request(stock["gpt2"], text, train_length=stages), settings(tmp_path / "out"))
+    assert lengths == [8, 8, 16, 16, 56, 56]
+
+
+@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}])
+def test_what_users_of_trainer_expect(
+    changes: dict[str, Any], stock: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    out = train(request(stock["llama"], text), settings(tmp_path / "out", **changes))
+    assert losses_in(out)[-1] < losses_in(out)[0]
+
+
+def test_gradients_are_accumulated(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    """Twice two rows are four. The sums are taken in another order, in float32, and Adam divides by their size."""
+    halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    first, second = (
+        train(request(stock["llama"], text), settings(tmp_path / name, learning_rate=1e-4, **changes))
+        for name, changes in (("whole", {}), ("halves", halves))
+    )
+    torch.testing.assert_close(losses_in(second), losses_in(first), rtol=1e-4, atol=0)
+    torch.testing.assert_close(weights(second), weights(first), rtol=0, atol=2e-5)
+    assert max(losses_in(first)) > min(losses_in(first)) * 1.01, "the losses of different rows are further apart"
+
+
+def test_streams_are_trained_on(stock: dict[str, Path], tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"text": word_level.text(40, seed)}) + "\n" for seed in range(40)))
+    out = train(request(stock["gpt2"], data, streaming=True), settings(tmp_path / "out"))
+    assert losses_in(out)[-1] < losses_in(out)[0]
+    with pytest.raises(ValueError, match="a stream has no end"):
+        train(request(stock["gpt2"], data, streaming=True), settings(tmp_path / "other", max_steps=-1))
+
+
+def test_a_variant_is_trained_on(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    first = train(request(stock["gpt2"], text), settings(tmp_path / "first"))
+    again = train(request(first, text, scheme=None), settings(tmp_path / "second"))
+    assert AutoModelForCausalLM.from_pretrained(again).config.position_scheme == {"type": "t5"}
+    with pytest.raises(ValueError, match="is a variant already"):
+        train(request(first, text), settings(tmp_path / "third"))
+    with pytest.raises(ValueError, match="name the position scheme"):
+        train(request(stock["gpt2"], text, scheme=None), settings(tmp_path / "third"))
+    with pytest.raises(ValueError, match="where the model comes from"):
+        train(request(stock["gpt2"], text), settings(stock["gpt2"]))
+
+
+def test_a_loss_that_is_no_number_ends_the_run(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    wanted = request(stock["gpt2"], text, recipe=NAIVE)
+    with pytest.raises(NotFinite, match="went astray.*there is no checkpoint yet"):
+        train(wanted, settings(tmp_path / "out", learning_rate=1e30, max_grad_norm=0.0))
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_the_command_line(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"model: {stock['gpt2']}\ndata: {text}\nscheme: {{type: t5, num_buckets: 8}}\ntrain-length: {LENGTH}\n"
+        "max_steps: 6\nper-device-train-batch-size: 2\nuse_cpu: true\nsave_steps: 3\n"
+    )
+    run = CliRunner()
+    out = str(tmp_path / "out")
+    line = ["train", "--config", str(config), "--output-dir", out, "--max-steps", "3", "--state-weight", "2"]
+    done = run.invoke(app, line)
+    assert done.exit_code == 0, done.output
+    note = json.loads((tmp_path / "out" / NOTE).read_text())
+    assert note["finished"]
+    assert note["settings"]["max_steps"] == 3, "the command line has the last word"
+    assert note["settings"]["per_device_train_batch_size"] == 2
+    assert note["request"]["scheme"] == {"type": "t5", "num_buckets": 8}
+    assert note["request"]["recipe"]["weights"]["states"] == 2
+    again = run.invoke(app, line)
+    assert again.exit_code == 2
+    assert "holds a finished run" in again.output
+    assert run.invoke(app, [*line, "--restart"]).exit_code == 0
+    for wrong, told in (
+        (["train", "--model", "m"], "--data is missing"),
+        ([*line, "--recipe", "x"], "no recipe 'x'"),
+        ([*line, "--restart", "--scheme", "{"], "--scheme must be"),
+        ([*line, "--restart", "--no-such-option", "1"], "no-such-option"),
+    ):
+        refused = run.invoke(app, wrong)
+        assert refused.exit_code == 2, refused.output
+        assert told in refused.output
