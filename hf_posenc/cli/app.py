@@ -30,6 +30,9 @@ def said_plainly() -> Iterator[None]:
     except ValueError as error:
         typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.secho("interrupted: nothing is left half written", err=True)
+        raise typer.Exit(1) from None
 
 
 def scheme_of(text: str) -> Any:

@@ -31,7 +31,7 @@ from .parts import (
 )
 from .recovering import RecoveryTrainer
 from .request import SELF, Note, Request
-from .saving import UNFINISHED, last_whole_checkpoint
+from .saving import UNFINISHED, OutOfSpace, checkpoints_in, is_out_of_space, last_whole_checkpoint
 from .stages import Stage, Staged, read_stages
 from .teacher import Teacher
 from .texts import IDS, read
@@ -246,7 +246,13 @@ def finish(run: Run) -> None:
         logger.warning(f"the handover is not over: it has come to step {schedule.step} of {schedule.steps}")
     trainer.model.config.use_cache = run.use_cache
     staging = directory / UNFINISHED
-    trainer.save_model(str(staging))
+    try:
+        trainer.save_model(str(staging))
+    except Exception as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        if is_out_of_space(error):
+            raise OutOfSpace(directory, checkpoints_in(directory)) from error
+        raise
     trainer.accelerator.wait_for_everyone()
     if trainer.args.should_save:
         for path in sorted(staging.iterdir(), key=lambda path: path.name == "config.json"):

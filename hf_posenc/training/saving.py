@@ -6,6 +6,7 @@ called `checkpoint-N` is complete.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -58,8 +59,10 @@ class WholeCheckpoints:
         self._staging = str(staging)
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(staging, ignore_errors=True)
+            if is_out_of_space(error):
+                raise OutOfSpace(directory, checkpoints_in(directory)) from error
             raise
         finally:
             self._staging = None
@@ -134,6 +137,22 @@ class WholeCheckpoints:
         for name, parameter in self.model.named_parameters():
             if not torch.isfinite(parameter.detach()).all():
                 raise NotFinite(name, self.state, checkpoints_in(Path(self.args.output_dir)))
+
+
+def is_out_of_space(error: BaseException) -> bool:
+    """As Python says it, or as the writer of safetensors does."""
+    return getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error)
+
+
+class OutOfSpace(ValueError):
+    """The disk is full."""
+
+    def __init__(self, directory: Path, checkpoints: list[Path]) -> None:
+        kept = f"{checkpoints[0]} is whole" if checkpoints else "there is no checkpoint yet"
+        super().__init__(
+            f"there is no space left on the disk of {directory}. What was half written is gone, {kept}: make room, or "
+            "keep fewer checkpoints with --save-total-limit 1, and give the same command again to go on"
+        )
 
 
 class NotFinite(ValueError):

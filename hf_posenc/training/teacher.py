@@ -81,7 +81,7 @@ class Lesson:
         return _mean((known.exp() * (known - found)).sum(-1), mask_BN)
 
     def distance(self, states: list[torch.Tensor], mask_BN: torch.Tensor | None = None) -> torch.Tensor:
-        """Of the states behind each layer, squared and as a share of the teacher's own; the mean over tokens, layers."""
+        """Of the states behind each layer, squared and as a share of the teacher's own; the mean of all."""
         return torch.stack(
             [_share_off(found, known, mask_BN) for found, known in zip(states, self.states[1:], strict=True)]
         ).mean()
