@@ -164,6 +164,7 @@ def training_arguments(request: Request, from_file: dict[str, Any], from_line: l
     for name, value in options.items():
         told = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
         line += [f"--{name}", told]
-    parser = HfArgumentParser(TrainingArguments, prog="hf-posenc train", allow_abbrev=False)
+    usage = "hf-posenc train [our options] [any field of transformers.TrainingArguments, as --max-steps 100]"
+    parser = HfArgumentParser(TrainingArguments, prog="hf-posenc train", usage=usage, allow_abbrev=False)
     (arguments,) = parser.parse_args_into_dataclasses([*line, *from_line])
     return arguments

@@ -13,12 +13,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
 from .manifest import seal, sync, what_is_wrong
+from .sharded import gathered_optimizer, gathered_weights, is_finite_everywhere, share_out_optimizer
 from .state_files import random_state, read_state, set_random_state, write_state
 
 logger = logging.get_logger(__name__)
@@ -95,26 +95,49 @@ class WholeCheckpoints:
         settings = json.dumps(self.args.to_sanitized_dict(), indent=1, default=str)
         (directory / "training_args.json").write_text(settings, encoding="utf-8")
 
-    def _by_own_files(self: Any) -> bool:
-        """What shards the state of the optimizer has files of its own for it."""
-        return not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
+    def save_model(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if not self.is_fsdp_enabled:
+            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+            return
+        weights = gathered_weights(self.model)
+        if self.args.should_save:
+            self._save(output_dir, weights)
 
     def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
-        if not self._by_own_files():
+        if self.is_deepspeed_enabled:  # which has files of its own
             super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
-        elif self.args.should_save:
-            directory = Path(output_dir)
-            write_state(self.optimizer.state_dict(), directory / OPTIMIZER)
-            write_state(self.lr_scheduler.state_dict(), directory / SCHEDULER)
+            return
+        sharded = self.is_fsdp_enabled
+        state = gathered_optimizer(self.model, self.optimizer) if sharded else self.optimizer.state_dict()
+        if self.args.should_save:
+            write_state(state, Path(output_dir) / OPTIMIZER)
+            write_state(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        if not self._by_own_files():
+        if self.is_deepspeed_enabled:
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
-        self.optimizer.load_state_dict(read_state(Path(checkpoint) / OPTIMIZER))
+        state = read_state(Path(checkpoint) / OPTIMIZER)
+        was_sharded = any(isinstance(key, str) for key in state["state"])
+        if was_sharded != self.is_fsdp_enabled:
+            raise ValueError(f"{checkpoint} is from a run {'with' if was_sharded else 'without'} FSDP: go on as it was")
+        if was_sharded:
+            share_out_optimizer(self.model, self.optimizer, state)
+        else:
+            self.optimizer.load_state_dict(state)
         self.lr_scheduler.load_state_dict(read_state(Path(checkpoint) / SCHEDULER))
+
+    def train(self: Any, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+        """Weights that will be sharded are loaded before they are."""
+        if resume_from_checkpoint and self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint)  # type: ignore[misc]
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+
+    def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
     def _save_rng_state(self: Any, output_dir: str) -> None:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
@@ -135,7 +158,7 @@ class WholeCheckpoints:
     def refuse_unsound_weights(self: Any) -> None:
         """Before anything is saved."""
         for name, parameter in self.model.named_parameters():
-            if not torch.isfinite(parameter.detach()).all():
+            if not is_finite_everywhere(parameter):
                 raise NotFinite(name, self.state, checkpoints_in(Path(self.args.output_dir)))
 
 
