@@ -102,7 +102,8 @@ def _changes(subject: Subject) -> str:
     rest = sum(subject.tensors.values()) - sum(own.values())
     lines = [f"- {_old_encoding(subject)}"]
     if own:
-        places = ", ".join(f"`{place}`" for place in sorted({re.sub(r"\.\d+\.", ".*.", name, count=1) for name in own}))
+        by_place = {re.sub(r"\.\d+\.(?=.*position_scheme\.)", ".*.", name) for name in own}
+        places = ", ".join(f"`{place}`" for place in sorted(by_place))
         lines.append(f"- Added: {sum(own.values()):,} parameters of the scheme, in {places}.")
     else:
         lines.append("- Added: no parameters.")
