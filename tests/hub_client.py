@@ -6,6 +6,7 @@ The client reads HF_ENDPOINT when it is imported, so that it cannot be the test'
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parent
+IDS = [[3, 14, 15, 9, 26, 53, 5, 8, 9, 7], [27, 18, 28, 18, 28, 45, 9, 4, 5, 23]]
 
 
 def environment(endpoint: str, home: Path, token: str | None) -> dict[str, str]:
@@ -22,7 +24,14 @@ def environment(endpoint: str, home: Path, token: str | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
     own = {"HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
     paths = {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
-    return {**kept, **own, **paths, "NO_PROXY": "127.0.0.1", **({"HF_TOKEN": token} if token else {})}
+    return {
+        **kept,
+        **own,
+        **paths,
+        "NO_PROXY": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+        **({"HF_TOKEN": token} if token else {}),
+    }
 
 
 class Failed(Exception):
@@ -80,30 +89,40 @@ def push(directory: str, repo: str, **options: Any) -> dict[str, Any]:
     return dataclasses.asdict(hf_posenc.push_directory(directory, repo, **options))
 
 
-def push_model(source: str, repo: str, scheme: Any = None, seed: int = 0, **options: Any) -> list[Any]:
-    """Load, with a scheme if one is given, and `model.push_to_hub`. Returns its logits."""
-    import tiny
+def seen(model: Any) -> dict[str, Any]:
+    """Enough of a model to tell it from others: its weights, to the bit, and its logits."""
     import torch
+
+    weights = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        weights.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    with torch.no_grad():
+        logits = model(torch.tensor(IDS)).logits.double()
+    return {"class": type(model).__name__, "weights": weights.hexdigest(), "logits": logits.tolist()}
+
+
+def push_model(source: str, repo: str, scheme: Any = None, seed: int = 0, **options: Any) -> dict[str, Any]:
+    """Load, with a scheme if one is given, and `model.push_to_hub`."""
+    import tiny
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(source, **({"position_scheme": scheme} if scheme else {}))
     if seed:
         tiny.randomise(model, seed)
     model.push_to_hub(repo, **options)
-    with torch.no_grad():
-        return model(tiny.tokens()).logits.tolist()
+    return seen(model)
 
 
-def pull(repo: str, **options: Any) -> dict[str, Any]:
-    import tiny
-    import torch
+def pull(repo: str, plugin: bool = True, **options: Any) -> dict[str, Any]:
+    """Load; without the plugin in a process that has never imported it."""
     from transformers import AutoModelForCausalLM
 
+    if plugin:
+        import hf_posenc  # noqa: F401
+    else:
+        assert "hf_posenc" not in sys.modules
     model = AutoModelForCausalLM.from_pretrained(repo, **options)
-    with torch.no_grad():
-        logits = model(tiny.tokens()).logits.tolist()
-    config = model.config
-    return {"class": type(model).__name__, "logits": logits, "base_model": getattr(config, "posenc_base_model", None)}
+    return {**seen(model), "base_model": getattr(model.config, "posenc_base_model", None)}
 
 
 def base_models(repo: str, directory: str) -> list[str | None]:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import secrets
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,7 +56,7 @@ class Repo:
 
     def add(self, branch: str, files: dict[str, File], message: str) -> str:
         self.messages.append(message)
-        sha = hashlib.sha1(repr((len(self.commits), branch, sorted(files))).encode()).hexdigest()
+        sha = secrets.token_hex(20)  # never one that a client has in its cache
         self.commits[sha], self.branches[branch] = files, sha
         return sha
 
