@@ -169,7 +169,7 @@ def test_the_card(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> Non
     for words in ("`num_buckets` = `16`", "kept (`transformer.wpe.weight`)", "| 2,048 | 31.5 |", "| 23.456 |"):
         assert words in card["text"], words
     assert "before: loss on held-out text | 9.5" in card["text"]
-    assert "`transformer.h.*.attn.position_scheme.1.table.weight`" in card["text"]
+    assert "`transformer.h.*.attn.position_scheme.1.weight`" in card["text"]
     assert 'AutoModelForCausalLM.from_pretrained("me/variant")' in card["text"]
     assert str(tmp_path) not in json.dumps(card)
     (tmp_path / "length_curve.json").write_text('[{"length": "long"}]')
