@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +12,12 @@ import pytest
 import tiny
 import torch
 from hub_client import Client, Failed, seen
+from hub_fixtures import OWNER
 from hub_server import File, Hub, Refused, Repo
 
-OWNER, READER = "hf_owner", "hf_reader"
+READER = "hf_reader"
 WHOLE = {".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors"}
 VARIANT = WHOLE | {"modeling_hf_posenc.py"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Hub]:
-    with Hub() as hub:
-        yield hub
-
-
-@pytest.fixture
-def hub(server: Hub) -> Hub:
-    """Empty, and nothing goes wrong."""
-    server.repos.clear()
-    server.large.clear()
-    server.requests.clear()
-    server.fail, server.before_commit = lambda method, path: None, lambda repo: None
-    return server
-
-
-@pytest.fixture(scope="module")
-def owner(server: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    client = Client(server.url, tmp_path_factory.mktemp("owner"), OWNER)
-    client.hurry()
-    yield client
-    client.close()
-
-
-@pytest.fixture(scope="module")
-def other(server: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Another process, with no token and a cache of its own."""
-    client = Client(server.url, tmp_path_factory.mktemp("other"), None)
-    yield client
-    client.close()
-
-
-@pytest.fixture(scope="module")
-def third(server: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """One that has imported nothing yet, and is killed by the last test that uses it."""
-    client = Client(server.url, tmp_path_factory.mktemp("third"), OWNER)
-    yield client
-    client.close()
 
 
 def saved(directory: Path, scheme: Any = "t5", seed: int = 0, shard: str = "5GB", architecture: str = "gpt2") -> Any:
