@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .checkpoints import Conversion, convert_checkpoint
     from .explanation import explain
     from .handover import Handover
+    from .hub.push import Pushed, push_directory
     from .patches import patched, restore, retrofit
     from .schemes import register_scheme
     from .training.fitting import fit
@@ -28,10 +29,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Conversion",
     "Handover",
+    "Pushed",
     "convert_checkpoint",
     "explain",
     "fit",
     "patched",
+    "push_directory",
     "register_scheme",
     "restore",
     "retrofit",
@@ -45,6 +48,8 @@ _HOMES = {
     "fit": "training.fitting",
     "Handover": "handover",
     "patched": "patches",
+    "push_directory": "hub.push",
+    "Pushed": "hub.push",
     "restore": "patches",
     "retrofit": "patches",
     "register_scheme": "schemes",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,8 @@ MARKED_FIELDS = ("initializer_range", "hidden_act", "activation_function")
 transformers 5 checks the type of the first, any release looks the activation up, and both show what they found."""
 KEPT_FIELDS = "posenc_marked_fields"
 """The field of config.json that holds the values of the marked ones."""
+BASE_MODEL = "posenc_base_model"
+"""The field of config.json that names the stock checkpoint on the Hub that a variant was made from."""
 FRESH, LEGACY = "_position_scheme_is_fresh", "_position_scheme_is_legacy"
 
 when_scheme_is_set: list[Callable[[type[PreTrainedConfig]], None]] = []
@@ -76,9 +79,19 @@ class VariantConfig:
         """Whether the scheme was read off a field of older transformers: its parameters have other names there."""
         return bool(self.__dict__.get(LEGACY))
 
+    @property
+    def base_model(self) -> str | None:
+        """The Hub id of the stock checkpoint that the variant was made from, if that is where it came from."""
+        return self.__dict__.get(BASE_MODEL)
+
+    def remember_base_model(self, name: Any) -> None:
+        """Keep the stock checkpoint's name if that is a Hub id. A path of this machine is nobody else's business."""
+        if is_hub_id(name):
+            self.__dict__[BASE_MODEL] = str(name)
+
     def forget_scheme(self) -> None:
         """Turn back into the stock config, whatever the scheme's parameters have become."""
-        for name in ("position_scheme", FRESH, LEGACY):
+        for name in ("position_scheme", FRESH, LEGACY, BASE_MODEL):
             self.__dict__.pop(name, None)
         _change_class(self, self.stock_class)
 
@@ -107,6 +120,14 @@ class VariantConfig:
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
         """Nothing to do: variants are saved with a shim that imports this package, never with copies of its files."""
+
+
+def is_hub_id(name: Any) -> bool:
+    """Whether a checkpoint that was loaded by this name came from the Hub: it reads as an id, and is no path here."""
+    return name != "None" and bool(_HUB_ID.fullmatch(str(name))) and not Path(str(name)).exists()
+
+
+_HUB_ID = re.compile(r"(?!\.)[\w.-]{1,96}(/(?!\.)[\w.-]{1,96})?", re.ASCII)
 
 
 class_names_by_auto_class: dict[type, dict[str, str]] = {}

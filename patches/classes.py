@@ -6,6 +6,7 @@ import functools
 import inspect
 import threading
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -56,6 +57,8 @@ class Variant:
                 missing, unexpected = set(), unexpected - missing
             self._keys_to_ignore_on_load_missing = _with(self._keys_to_ignore_on_load_missing, missing)
             self._keys_to_ignore_on_load_unexpected = _with(self._keys_to_ignore_on_load_unexpected, unexpected)
+            if any(parameter.is_meta for parameter in self.parameters()):  # type: ignore[attr-defined]
+                config.remember_base_model(config._name_or_path)  # from_pretrained, which will fill it from there
             # The checkpoint it came from is not this model: an adapter that names it would be put on a stock one.
             self.name_or_path = config._name_or_path = ""
 
@@ -86,6 +89,25 @@ class Variant:
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
         """Nothing to do: variants are saved with a shim that imports this package, never with copies of its files."""
+
+    def _upload_modified_files(
+        self,
+        working_dir: Any,
+        repo_id: str,
+        files_timestamps: dict[str, float],
+        commit_message: str | None = None,
+        token: Any = None,
+        create_pr: bool = False,
+        revision: str | None = None,
+        commit_description: str | None = None,
+    ) -> Any:
+        """The end of `push_to_hub`: with a card of ours, and without shards that an earlier push has left there."""
+        from hf_posenc.hub.upload import holds_variant, upload_saved
+
+        rest = (commit_message, token, create_pr, revision, commit_description)
+        if not holds_variant(Path(working_dir)):  # an adapter
+            return super()._upload_modified_files(working_dir, repo_id, files_timestamps, *rest)  # type: ignore[misc]
+        return upload_saved(Path(working_dir), repo_id, files_timestamps, *rest)
 
 
 def _with(patterns: Any, more: set[str]) -> Any:

@@ -23,6 +23,8 @@ from .llama import LLAMA
 ARCHITECTURES = {architecture.model_type: architecture for architecture in (BERT, GPT2, LLAMA)}
 Model = TypeVar("Model", bound=nn.Module)
 _NAME = "_posenc_loaded_from"
+_LOADED = "_weight_conversions"
+"""What from_pretrained leaves on the models that it has filled with weights."""
 
 
 def retrofit(model: Model, position_scheme: Any) -> Model:
@@ -62,6 +64,9 @@ def retrofit(model: Model, position_scheme: Any) -> Model:
     give_own_configs(model, architecture.family.config_class, position_scheme)
     # What it was loaded from is not this model any more: an adapter that named it would be put on a stock one.
     model.__dict__[_NAME] = model.__dict__.get("name_or_path", "")
+    if _LOADED in model.__dict__:  # else only its config is from there, and its weights are its own
+        for config in configs_of(model, VariantConfig).values():
+            config.remember_base_model(model.__dict__[_NAME])
     model.__dict__["name_or_path"] = model.__dict__["config"]._name_or_path = ""
     for base, its_plan in zip(bases, plans, strict=True):
         initialise_live(its_plan, base.get_input_embeddings().weight, base.training)

@@ -81,6 +81,7 @@ def convert_checkpoint(
     found = Source.open(source, **hub)
     _refuse_place(out, found.directory, force)
     config = with_scheme(copy.deepcopy(found.config), position_scheme)
+    config.remember_base_model(source)
     register(type(found.config))
     planned = plan(found.architecture, config)
     config.architectures = [f"PosEnc{name}" for name in found.config.architectures or []] or None

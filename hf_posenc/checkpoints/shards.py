@@ -13,6 +13,8 @@ import shutil
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
 PIECE = 16 * 2**20
 LARGEST_HEADER = 100_000_000
 """As the format has it."""
@@ -145,3 +147,27 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(real, target)
     except OSError:
         shutil.copyfile(real, target)
+
+
+def read_shards(directory: Path) -> tuple[Shard, ...]:
+    """The shards of a checkpoint, by its index if it has one. Raises ValueError if they are not all there and whole."""
+    index_path, single = directory / SAFE_WEIGHTS_INDEX_NAME, directory / SAFE_WEIGHTS_NAME
+    if index_path.is_file():
+        try:
+            weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+            files = sorted(set(weight_map.values()))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptShard(f"{index_path} is no index of shards: {error!r}") from None
+        if any(not isinstance(name, str) or Path(name).name != name for name in files):
+            raise CorruptShard(f"{index_path} names files outside of {directory}")
+        shards = tuple(Shard.read(directory / name) for name in files)
+        for name, file in weight_map.items():
+            if not any(shard.path.name == file and name in shard.entries for shard in shards):
+                raise CorruptShard(f"{index_path} has tensor {name!r} in {file}, which lacks it")
+        return shards
+    if single.is_file():
+        return (Shard.read(single),)
+    raise ValueError(
+        f"{directory} has no {SAFE_WEIGHTS_NAME}: only safetensors are read. A checkpoint of another format can be "
+        "loaded and saved again with save_pretrained"
+    )

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from ..config import VariantConfig
 from ..names import VARIANT_PREFIX
 from ..patches.architecture import Architecture
 from ..patches.live import ARCHITECTURES
-from .shards import CorruptShard, Shard
+from .shards import Shard, read_shards
 
 COMPANIONS = (
     "tokenizer*",
@@ -57,7 +57,7 @@ class Source:
         directory = _directory(source, hub)
         config = _config(directory, source)
         architecture = ARCHITECTURES[config.model_type]
-        return cls(directory, config, architecture, _shards(directory))
+        return cls(directory, config, architecture, read_shards(directory))
 
 
 def _directory(source: str | Path, hub: dict[str, Any]) -> Path:
@@ -103,26 +103,3 @@ def _config(directory: Path, source: str | Path) -> Any:
             "from_pretrained and save it with save_pretrained, which makes the 'shaw' variant that it is"
         )
     return config
-
-
-def _shards(directory: Path) -> tuple[Shard, ...]:
-    index_path, single = directory / SAFE_WEIGHTS_INDEX_NAME, directory / SAFE_WEIGHTS_NAME
-    if index_path.is_file():
-        try:
-            weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-            files = sorted(set(weight_map.values()))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptShard(f"{index_path} is no index of shards: {error!r}") from None
-        if any(not isinstance(name, str) or Path(name).name != name for name in files):
-            raise CorruptShard(f"{index_path} names files outside of {directory}")
-        shards = tuple(Shard.read(directory / name) for name in files)
-        for name, file in weight_map.items():
-            if not any(shard.path.name == file and name in shard.entries for shard in shards):
-                raise CorruptShard(f"{index_path} has tensor {name!r} in {file}, which lacks it")
-        return shards
-    if single.is_file():
-        return (Shard.read(single),)
-    raise ValueError(
-        f"{directory} has no {SAFE_WEIGHTS_NAME}: only safetensors are read. A checkpoint of another format can be "
-        "loaded and saved again with save_pretrained"
-    )
