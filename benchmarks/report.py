@@ -26,8 +26,9 @@ Ratios are medians of interleaved rounds, with quartiles; below 1 is faster than
 the limit for all of them. How much faster one of two models is, is the quotient of their ratios. Attention alone is 12
 heads of 64, whole models are 4 layers of width 768 with 12 heads, all in float32. Work that depends on positions alone
 is done once a forward: it is in the figures of whole models, and not in those of attention alone. Memory is the peak
-of a fresh process above what it had before, the least of {samples} (of whole models: one). Everything under one setting and length is of
-one run; others may be of another, where they were measured again by themselves (`--only`, `--missing`).
+of a fresh process above what it had before, the least of {samples} (of whole models: one). Everything under one
+setting and length is of one run; others may be of another, where they were measured again by themselves (`--only`,
+`--missing`).
 """
 
 

@@ -62,6 +62,7 @@ FLOORS = [
         "training.own_text",
         "training.parameters",
         "training.rows",
+        "training.sharded",
         "training.stages",
         "training.state_files",
         "training.texts",

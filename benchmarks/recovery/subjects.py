@@ -84,7 +84,7 @@ def kept(name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 # stories260k: a LLaMA of 260 thousand parameters, on text that it wrote itself.
 
-STORY_LENGTH, STORY_ROWS, STORY_EVALUATED = 256, 1600, 48
+STORY_LENGTH, STORY_ROWS, STORY_EVALUATED = 256, 1200, 48
 
 
 def stories() -> Any:
@@ -193,8 +193,8 @@ SUBJECTS = {
         Subject(
             name="stories260k",
             schemes=("alibi", "t5", "kerple"),
-            rates=(2e-3, 4e-3, 8e-3),
-            tokens=400_000,
+            rates=(2e-3, 6e-3),
+            tokens=300_000,
             rows_at_once=4,
             fit_rows=2,
             evaluations=10,
@@ -206,9 +206,9 @@ SUBJECTS = {
             name="gpt-nano-sort",
             schemes=SCHEMES_WITH_ORDER,
             rates=(1e-3, 4e-3),
-            tokens=400_000,
+            tokens=500_000,
             rows_at_once=64,
-            fit_rows=64,
+            fit_rows=32,
             evaluations=20,
             load=sorter,
             rows=sorting_rows,
@@ -218,9 +218,9 @@ SUBJECTS = {
             name="MiniLM",
             schemes=("rope", "alibi", "t5", "deberta"),
             rates=(3e-4, 1e-3),
-            tokens=150_000,
+            tokens=60_000,
             rows_at_once=8,
-            fit_rows=8,
+            fit_rows=4,
             evaluations=6,
             load=minilm,
             rows=lambda: _sentences("valid.txt"),
