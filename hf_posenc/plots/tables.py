@@ -1,0 +1,45 @@
+"""Figures of what belongs to a position: the encoding itself, and how far its features move."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .drawing import draw_signed, line_look, panels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..analysis import Encoding, Movement
+
+
+def encoding(data: Encoding) -> Figure:
+    """A heat map of the encoding: positions down, features across."""
+    figure, (axes,) = panels(1, 1, 7.0, 3.6)
+    draw_signed(axes, data.table.numpy(), "value")
+    axes.set(title=f"{data.name}: the encoding", xlabel="feature", ylabel="position")
+    return figure
+
+
+def movement(*data: Movement) -> Figure:
+    """How far each feature goes between its lowest and highest value: a line for each encoding."""
+    if not data:
+        raise ValueError("name at least one movement to draw")
+    figure, (axes,) = panels(1, 1, 7.0, 3.4)
+    for number, moved in enumerate(data):
+        look, size = line_look(number), len(moved.ranges)
+        # Of the widest, so that encodings of different scale can stand side by side; features as a share of the width.
+        widest = max(moved.ranges.max().item(), 1e-30)
+        places = [(feature + 0.5) / size for feature in range(size)]
+        label = f"{moved.name}: {int(moved.still.sum())} of {size} hardly move"
+        axes.plot(places, (moved.ranges / widest).numpy(), linewidth=1, label=label, **look)
+        axes.axhline(moved.threshold / widest, linewidth=0.8, alpha=0.6, color=look["color"], linestyle=":")
+    axes.axvline(0.5, color="0.6", linewidth=0.8)
+    axes.set(
+        title=f"Range of each feature over {data[0].positions} positions",
+        xlabel="feature, as a share of the width",
+        ylabel="range, as a share of the widest",
+        xlim=(0, 1),
+        ylim=(0, 1.05),
+    )
+    axes.legend(fontsize=8, loc="upper right")
+    return figure
