@@ -42,7 +42,7 @@ class Clouds:
         return (
             f"{self.name}: {len(self.tokens)} words at {self.plane.shape[1]} positions; spread within a word "
             f"{self.within.mean():.3g}, to the nearest other word {self.nearest.mean():.3g}, between words "
-            f"{self.between:.3g}: {self.ratio:.2f} of the way to the neighbour; {self.own:.1%} are nearest to their word"
+            f"{self.between:.3g}: {self.ratio:.2f} of the way to the neighbour; {self.own:.1%} nearest to their word"
         )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from ..attention import schemes_at, score_terms
 from ..engine.scores import written_out
 from ..scheme import Content, Positions
-from ..terms import DistanceBias, KeyTerm, QueryTerm, Separable, Term
+from ..terms import DistanceBias, KeyTerm, QueryTerm, Term
 from .subjects import names_of, positioned, positions_of, refuse_layer, schemes_with
 
 ELSEWHERE = "it adds nothing to the scores; look at its encoding or its decay instead"
@@ -98,23 +98,23 @@ def bias_by_distance(model: nn.Module, length: int = 128, layer: int = 0, query:
         refuse_layer(base, layer)
         posenc = positions_of(base, length)
         _, module = list(base.architecture.attentions(base))[layer]
-        free = _without_words(base, module, posenc)
+        terms, content = _without_words(base, module, posenc)
         distances = torch.arange(1 - length, length)
-        by_distance = [term.values for term, _ in free if isinstance(term, DistanceBias)]
-        others = [term for term, _ in free if not isinstance(term, DistanceBias)]
-        if by_distance and query is None and not any(isinstance(term, Separable) or term.any() for term in others):
-            values = torch.stack(by_distance).sum(0)
+        others = [term for term in terms if not isinstance(term, DistanceBias)]
+        silent = all(isinstance(term, torch.Tensor) and not term.any() for term in others)
+        if len(others) < len(terms) and silent and query is None:
+            values = torch.stack([term.values for term in terms if isinstance(term, DistanceBias)]).sum(0)
             kept = distances <= 0 if posenc.causal else distances < length
             return Bias(names_of(base), distances[kept], values[:, kept].clone(), None)
         query = (length - 1 if posenc.causal else length // 2) if query is None else query
         if not 0 <= query < length:
             raise ValueError(f"query must be a position from 0 to {length - 1}, got {query}")
         last = query + 1 if posenc.causal else length
-        rows = [written_out(term, posenc, content)[0].expand(-1, length, -1)[:, query, :last] for term, content in free]
+        rows = [written_out(term, posenc, content)[0].expand(-1, length, -1)[:, query, :last] for term in terms]
         return Bias(names_of(base), torch.arange(last) - query, torch.stack(rows).sum(0), query)
 
 
-def _without_words(base: Any, module: Any, posenc: Positions) -> list[tuple[Term, Content]]:
+def _without_words(base: Any, module: Any, posenc: Positions) -> tuple[list[Term], Content]:
     """The score terms of a layer that say something where queries and keys are silent."""
     shape, length = base.position_scheme[0].shape, posenc.key_length
     like = base.get_input_embeddings().weight
@@ -123,8 +123,8 @@ def _without_words(base: Any, module: Any, posenc: Positions) -> list[tuple[Term
     visible = everything.tril() if posenc.causal else everything
     scaling = shape.head_size**-0.5
     content = Content(silent, silent, silent, scaling, lambda: visible, lambda rows: module.rows_by_head(rows, silent))
-    found = [
-        (term, content)
+    found: list[Term] = [
+        term
         for acting in schemes_at("score", module, posenc)
         if acting[0].needs_distances  # cope counts by words: without any, it has nothing to say
         for term in score_terms([acting], content)
@@ -135,4 +135,4 @@ def _without_words(base: Any, module: Any, posenc: Positions) -> list[tuple[Term
             f"{names_of(base)} has no bias by distance alone in this layer: what it adds depends on the words, or is "
             "not in the scores; look at attention by distance on a text instead"
         )
-    return found
+    return found, content

@@ -7,6 +7,7 @@ tried at others. So what is found is the position whatever the word, and the wor
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from .subspaces import effective_dimension, leading_directions, principal_angles
 from .vectors import input_states, position_vectors
 
 SIDE_BY_SIDE = "side by side"
+NOTHING = 1e-9
+"""The variance of positions, as a share of the words', below which it is rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Separation:
     position_dimension: float
     mixed_dimension: float
     angles: torch.Tensor
-    """(k,): in degrees, between the directions that hold most of the words' and of the positions' variance."""
+    """(k,): in degrees, between the directions that hold most of the variance of words and of positions, as mixed."""
     random_angles: torch.Tensor
     """(k,): the same between random subspaces of these dimensions and this width."""
 
@@ -64,21 +67,23 @@ def separation(
     words: int = 128,
     rows: int = 256,
     seed: int = 0,
+    vocabulary: Sequence[int] | None = None,
     side_by_side: bool = False,
 ) -> Separation:
     """Mix random words and positions as the model does at its input, and see what can be read off.
 
-    The position is asked of rows of any words of the model, the word of rows of `words` of them. `side_by_side` looks
-    at [word; position] before anything mixes them: what could be read at best.
+    The position is asked of rows of any words of the model (or of a `vocabulary`: these ids), the word of rows of
+    `words` of them. `side_by_side` looks at [word; position] before anything mixes them: what could be read at best.
     """
     with positioned(model) as base:
         table = base.get_input_embeddings().weight
-        words = min(words, len(table))
+        known = torch.arange(len(table)) if vocabulary is None else torch.tensor(list(vocabulary))
+        words = min(words, len(known))
         if words < 4 or length < 4:
             raise ValueError(f"there must be at least 4 words and 4 positions, got {words} and {length}")
         generator = torch.Generator().manual_seed(seed)
-        any_words = torch.randint(len(table), (rows, length), generator=generator)
-        chosen = torch.randperm(len(table), generator=generator)[:words]
+        any_words = known[torch.randint(len(known), (rows, length), generator=generator)]
+        chosen = known[torch.randperm(len(known), generator=generator)[:words]]
         labels = torch.randint(words, (rows, length), generator=generator)
         known_words = torch.rand(len(table), generator=generator) < 0.5
         known_places = torch.randperm(length, generator=generator) % 2 == 0
@@ -86,26 +91,27 @@ def separation(
 
         def states(ids: torch.Tensor) -> torch.Tensor:
             if side_by_side:
-                return torch.cat([word_vectors[ids], positions.expand(rows, -1, -1)], dim=-1)
+                return torch.cat([word_vectors[ids], positions.expand(len(ids), -1, -1)], dim=-1)
             return input_states(base, ids)
 
         mixed, places = states(any_words), torch.arange(length).expand(rows, -1)
         position = _probe(mixed, places, known_words[any_words], length, seed)
         token = _probe(states(chosen[labels]), labels, known_places.expand(rows, -1), words, seed)
+        each_TNE = states(chosen[:, None].expand(-1, length).contiguous())
         name, mix = names_of(base), SIDE_BY_SIDE if side_by_side else mix_of(base)
-    some_words = word_vectors[chosen]
-    if side_by_side:
-        some_words = nn.functional.pad(some_words, (0, positions.shape[1]))
-        positions = nn.functional.pad(positions, (table.shape[1], 0))
-    angles, unrelated = _angles(some_words, positions, seed)
+    # What a word has in common wherever it stands, and a position whatever the word: of a sum, the two that were added.
+    of_words, of_positions = each_TNE.mean(1), each_TNE.mean(0)
+    if of_positions.var(0).sum() < NOTHING * of_words.var(0).sum():
+        of_positions = torch.zeros_like(of_positions)
+    angles, unrelated = _angles(of_words, of_positions, seed)
     return Separation(
         name=name,
         mix=mix,
         width=mixed.shape[-1],
         position=position,
         token=token,
-        word_dimension=effective_dimension(some_words),
-        position_dimension=effective_dimension(positions),
+        word_dimension=effective_dimension(of_words),
+        position_dimension=effective_dimension(of_positions),
         mixed_dimension=effective_dimension(mixed.flatten(0, 1)),
         angles=angles,
         random_angles=unrelated,
@@ -123,7 +129,7 @@ def _probe(states_BNE: torch.Tensor, labels_BN: torch.Tensor, known_BN: torch.Te
 
 def _angles(words: torch.Tensor, positions: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Between the two, and between random subspaces like them; none where there is nothing to compare."""
-    if words.shape[-1] != positions.shape[-1] or not positions.var(0).sum() > 0:
+    if not (words.var(0).sum() > 0 and positions.var(0).sum() > 0):
         return torch.zeros(0), torch.zeros(0)
     first, second = leading_directions(words), leading_directions(positions)
     return principal_angles(first, second), random_angles(len(first), first.shape[1], second.shape[1], seed)

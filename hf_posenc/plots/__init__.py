@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .attention import attention, frequencies
 from .distances import bias, decay, relative
-from .drawing import save
+from .drawing import refuse_format, save
 from .mixing import clouds, separation
 from .tables import encoding, movement
 
@@ -19,6 +19,7 @@ __all__ = [
     "encoding",
     "frequencies",
     "movement",
+    "refuse_format",
     "relative",
     "save",
     "separation",

@@ -67,11 +67,16 @@ def draw_levels(axes: Axes, matrix: Any, label: str, cmap: str = LEVELS, **exten
     return image
 
 
+def refuse_format(path: Path) -> None:
+    """Raise ValueError for a file that no figure is written to: before anything is measured for it."""
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"a figure is written to a file that ends in {', '.join(FORMATS)}; got {path.name!r}")
+
+
 def save(figure: Figure, path: str | Path, dpi: int = 110) -> Path:
     """Write a figure to a .png, .svg or .pdf file, in directories that are made if they are not there."""
     path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"a figure is written to a file that ends in {', '.join(FORMATS)}; got {path.name!r}")
+    refuse_format(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=dpi)

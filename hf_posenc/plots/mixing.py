@@ -61,13 +61,18 @@ def clouds(data: Clouds, words: int = len(COLOURS) - 1) -> Figure:
     figure, (plane, apart) = panels(1, 2, 9.5, 4.0)
     for number, points in enumerate(data.plane[:words]):
         marker, label = MARKERS[number % len(MARKERS)], data.labels[number]
-        plane.scatter(*points.T.tolist(), s=9, marker=marker, color=colour_of(number), label=label, alpha=0.7)
+        across, up = points[:, 0].tolist(), points[:, 1].tolist()
+        plane.scatter(across, up, s=9, marker=marker, color=colour_of(number), label=label, alpha=0.7)
     plane.set(title=f"{data.name}: words at all positions\n({data.shown:.0%} of the variance)", xticks=[], yticks=[])
     plane.legend(fontsize=7)
-    for number, (values, label) in enumerate(
-        ((data.within, "spread within a word"), (data.nearest, "to the nearest other word"))
-    ):
-        apart.hist(values.tolist(), bins=24, color=colour_of(number), alpha=0.75, label=label)
-    apart.set(title=f"{data.own:.0%} are nearest to their own word", xlabel="distance", ylabel="words")
-    apart.legend(fontsize=8)
+    farthest = 1.1 * max(data.within.max().item(), data.nearest.max().item())
+    apart.plot([0, farthest], [0, farthest], color="0.6", linewidth=0.8)
+    apart.scatter(data.nearest.tolist(), data.within.tolist(), s=9, color=colour_of(0))
+    apart.set(
+        title=f"{data.own:.0%} are nearest to their own word\n(below the line: clouds apart)",
+        xlabel="from a word to the nearest other",
+        ylabel="spread within a word",
+        xlim=(0, farthest),
+        ylim=(0, farthest),
+    )
     return figure

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .drawing import draw_signed, line_look, panels
+from .drawing import MARKERS, colour_of, draw_signed, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,18 +21,19 @@ def encoding(data: Encoding) -> Figure:
 
 
 def movement(*data: Movement) -> Figure:
-    """How far each feature goes between its lowest and highest value: a line for each encoding."""
+    """How far each feature goes between its lowest and highest value: a dot for each feature."""
     if not data:
         raise ValueError("name at least one movement to draw")
     figure, (axes,) = panels(1, 1, 7.0, 3.4)
     for number, moved in enumerate(data):
-        look, size = line_look(number), len(moved.ranges)
+        colour, size = colour_of(number), len(moved.ranges)
         # Of the widest, so that encodings of different scale can stand side by side; features as a share of the width.
         widest = max(moved.ranges.max().item(), 1e-30)
         places = [(feature + 0.5) / size for feature in range(size)]
         label = f"{moved.name}: {int(moved.still.sum())} of {size} hardly move"
-        axes.plot(places, (moved.ranges / widest).numpy(), linewidth=1, label=label, **look)
-        axes.axhline(moved.threshold / widest, linewidth=0.8, alpha=0.6, color=look["color"], linestyle=":")
+        dots: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markersize": 2.5, "linestyle": "none"}
+        axes.plot(places, (moved.ranges / widest).numpy(), color=colour, label=label, **dots)
+        axes.axhline(moved.threshold / widest, linewidth=0.8, alpha=0.6, color=colour, linestyle=":")
     axes.axvline(0.5, color="0.6", linewidth=0.8)
     axes.set(
         title=f"Range of each feature over {data[0].positions} positions",
