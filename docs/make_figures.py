@@ -63,8 +63,7 @@ def of_schemes() -> None:
     show("decay", plots.decay(*decays, slow), *decays, slow)
     mixes = [analysis.separation(model("sinusoidal", width=width)) for width in (64, 256)]
     apart = analysis.separation(model("sinusoidal"), side_by_side=True)
-    mixes = [named(data, f"sinusoidal, {data.width} wide") for data in (*mixes, apart)]
-    show("separation-sinusoids", plots.separation(*mixes), *mixes)
+    show("separation-sinusoids", plots.separation(*mixes, apart), *mixes, apart)
 
 
 def of_small_models(steps: int) -> None:
@@ -76,7 +75,7 @@ def of_small_models(steps: int) -> None:
     mixes = [analysis.separation(found) for found in models.values()]
     mixes.append(analysis.separation(models["add"], side_by_side=True))
     show("separation-trained", plots.separation(*mixes), *mixes)
-    common = list(range(1, 129))
+    common = [token for token, word in enumerate(words) if word.isalpha()][:128]
     cloud = analysis.clouds(models["add"], common, labels=[words[token] for token in common])
     cloud = named(cloud, "small GPT-2, add")
     show("clouds", plots.clouds(cloud), cloud)

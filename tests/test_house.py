@@ -19,6 +19,8 @@ FLOORS = [
     ["__init__"],
     ["plugin", "__main__"],
     ["cli"],
+    ["cli.convert", "cli.plot", "cli.schemes", "cli.train"],
+    ["cli.app"],
     ["plots"],
     ["plots.attention", "plots.distances", "plots.mixing", "plots.tables"],
     ["plots.drawing"],

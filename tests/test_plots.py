@@ -39,15 +39,10 @@ def images(figure: Figure) -> list[Any]:
 
 
 def all_are_safe(figure: Figure) -> bool:
-    lines = [is_safe(line.get_color()) for axes in figure.axes for line in axes.get_lines()]
-    patches = [is_safe(patch.get_facecolor()) for axes in figure.axes for patch in axes.patches]
-    dots = [
-        is_safe(colour)
-        for axes in figure.axes
-        if axes.get_label() != "<colorbar>"
-        for found in axes.collections
-        for colour in found.get_facecolor()
-    ]
+    drawn = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    lines = [is_safe(line.get_color()) for axes in drawn for line in axes.get_lines()]
+    patches = [is_safe(patch.get_facecolor()) for axes in drawn for patch in axes.patches]
+    dots = [is_safe(colour) for axes in drawn for found in axes.collections for colour in found.get_facecolor()]
     maps = [image.get_cmap().name in SAFE_MAPS for image in images(figure)]
     assert lines or patches or dots or maps
     return all([*lines, *patches, *dots, *maps])
@@ -67,8 +62,11 @@ def test_encoding() -> None:
     (image,) = images(figure)
     assert same(image.get_array(), data.table)
     low, high = image.get_clim()
-    assert low == -high  # zero is white
+    assert low == -high == -1  # zero is white
     assert all_are_safe(figure)
+    data.table[0, 0] = 100.0
+    (image,) = images(plots.encoding(data))
+    assert image.get_clim()[1] < 2  # one value far beyond the rest does not make all of them white
 
 
 def test_movement() -> None:
@@ -79,7 +77,7 @@ def test_movement() -> None:
     drawn = labelled(figure.axes[0])
     assert len(drawn) == 2
     for line, moved in zip(drawn, data, strict=True):
-        assert same(line.get_ydata(), moved.ranges / moved.ranges.max())
+        assert same(line.get_ydata(), moved.ranges / moved.wide)
         assert f"{int(moved.still.sum())} of 64" in line.get_label()
     assert all_are_safe(figure)
 
@@ -196,11 +194,11 @@ def test_files(tmp_path: Path, ending: str) -> None:
 def test_no_global_state_and_no_matplotlib_before_it_is_needed() -> None:
     """In a process of its own: others here may have imported pyplot."""
     code = (
-        "import sys, hf_posenc\n"
-        "assert 'torch' not in sys.modules\n"
-        "from hf_posenc import analysis, plots\n"
-        "assert 'matplotlib' not in sys.modules\n"
-        "plots.decay(analysis.decay(analysis.scheme_model('rope'), 9))\n"
+        "import sys, types, numpy\n"
+        "from hf_posenc import plots\n"
+        "assert not {'torch', 'matplotlib'} & set(sys.modules)\n"
+        "data = types.SimpleNamespace(name='', query=None, distances=numpy.arange(3), values=numpy.eye(3))\n"
+        "assert len(plots.bias(data).axes) == 1\n"
         "assert 'matplotlib.figure' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -26,8 +26,10 @@ class Movement:
     """(features,): highest less lowest value."""
     spreads: torch.Tensor
     """(features,): standard deviation."""
+    wide: float
+    """The range that the most mobile tenth of the features has or exceeds."""
     threshold: float
-    """The range below which a feature hardly moves."""
+    """The range below which a feature hardly moves: a small share of that."""
     moving: float
     """How many features share the variance: the participation ratio of theirs."""
 
@@ -56,11 +58,13 @@ def movement(encoding: Encoding, still: float = STILL) -> Movement:
         raise ValueError(f"still must be above 0 and below 1, got {still}")
     table = encoding.table.double()
     ranges = table.amax(0) - table.amin(0)
+    wide = ranges.quantile(MOBILE).item()
     return Movement(
         name=encoding.name,
         positions=len(table),
         ranges=ranges,
         spreads=table.std(0, correction=0),
-        threshold=still * ranges.quantile(MOBILE).item(),
+        wide=wide,
+        threshold=still * wide,
         moving=participation(table.var(0, correction=0)),
     )

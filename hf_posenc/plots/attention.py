@@ -24,9 +24,10 @@ def attention(before: Attended, after: Attended | None = None) -> Figure:
     layers, heads = before.share.shape[:2]
     count = 1 if after is None else 3
     figure, drawn = panels(1, count, 4.6 * count, 2.2 + ROW * layers * heads)
+    highest = max(data.binned()[1].max().item() for data in shown)
     for axes, data in zip(drawn, shown, strict=False):
         names, shares = data.binned()
-        draw_levels(axes, shares.flatten(0, 1).numpy(), "share of attention", vmin=0, vmax=1)
+        draw_levels(axes, shares.flatten(0, 1).numpy(), "share of attention", vmin=0, vmax=highest)
         axes.set_title(data.name)
         _label(axes, names, layers, heads)
     if after is not None:
@@ -46,7 +47,7 @@ def frequencies(data: Frequencies) -> Figure:
     draw_levels(axes, data.share.flatten(0, 1).numpy(), "share of the logits' magnitude", vmin=0)
     shown = sorted({round(step * (count - 1) / 7) for step in range(8)})
     _label(axes, [], layers, heads, data.layers)
-    axes.set_xticks(shown, [f"{data.wavelengths[pair]:.3g}" for pair in shown])
+    axes.set_xticks(shown, [f"{data.wavelengths[pair]:,.0f}" for pair in shown], rotation=45)
     axes.set(title=f"{data.name}: use of frequencies", xlabel="wavelength (positions)")
     return figure
 

@@ -51,5 +51,5 @@ def decay(*data: Decay) -> Figure:
     draw_signed(right, first.by_pair.numpy(), "similarity")
     right.set(title=f"{first.name}: pair by pair, fastest first", xlabel="distance", ylabel="wavelength")
     shown = sorted({round(step * (len(first.wavelengths) - 1) / 5) for step in range(6)})
-    right.set_yticks(shown, [f"{first.wavelengths[pair]:.3g}" for pair in shown])
+    right.set_yticks(shown, [f"{first.wavelengths[pair]:,.0f}" for pair in shown])
     return figure

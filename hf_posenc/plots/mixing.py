@@ -20,7 +20,7 @@ def separation(*data: Separation) -> Figure:
         raise ValueError("name at least one separation to draw")
     figure, (read, filled, angled) = panels(1, 3, 12.0, 3.8)
     places = list(range(len(data)))
-    names = [f"{found.name}\n{found.mix}" for found in data]
+    names = [f"{found.name}\n{found.mix}\n{found.width} wide" for found in data]
     for side, (what, label) in enumerate((("position", "position, of unseen words"), ("token", "word, elsewhere"))):
         probes = [getattr(found, what) for found in data]
         shifted = [place + (side - 0.5) * BAR for place in places]
@@ -33,8 +33,8 @@ def separation(*data: Separation) -> Figure:
             color="#000000",
             label="chance" if side else None,
         )
-    read.set(title="Read right by a linear probe", ylim=(0, 1.25), yticks=[0, 0.25, 0.5, 0.75, 1])
-    read.legend(fontsize=7, loc="upper left", ncols=3)
+    read.set(title="Read right by a linear probe", ylim=(0, 1.5), yticks=[0, 0.25, 0.5, 0.75, 1])
+    read.legend(fontsize=7, loc="upper left")
     for number, (what, label) in enumerate((("word", "words"), ("position", "positions"), ("mixed", "both"))):
         heights = [getattr(found, f"{what}_dimension") for found in data]
         filled.bar([place + (number - 1) * 0.26 for place in places], heights, 0.26, label=label, color=COLOURS[number])
@@ -45,7 +45,7 @@ def separation(*data: Separation) -> Figure:
     for number, found in enumerate(data):
         look = line_look(number)
         steps = [(step + 0.5) / len(found.angles) for step in range(len(found.angles))]
-        angled.plot(steps, found.angles.tolist(), label=f"{found.name}, {found.mix}", **look)
+        angled.plot(steps, found.angles.tolist(), label=f"{found.name}, {found.mix}, {found.width} wide", **look)
         angled.plot(steps, found.random_angles.tolist(), color=look["color"], linewidth=0.8, linestyle=":")
     angled.set(
         title="Angles of words and positions\n(dotted: unrelated subspaces)", ylabel="degrees", ylim=(0, 92), xticks=[]

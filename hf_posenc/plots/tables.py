@@ -27,20 +27,20 @@ def movement(*data: Movement) -> Figure:
     figure, (axes,) = panels(1, 1, 7.0, 3.4)
     for number, moved in enumerate(data):
         colour, size = colour_of(number), len(moved.ranges)
-        # Of the widest, so that encodings of different scale can stand side by side; features as a share of the width.
-        widest = max(moved.ranges.max().item(), 1e-30)
+        # Of a wide range, so that encodings of any scale stand side by side; features as a share of the width.
+        wide = moved.wide or 1.0
         places = [(feature + 0.5) / size for feature in range(size)]
         label = f"{moved.name}: {int(moved.still.sum())} of {size} hardly move"
         dots: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markersize": 2.5, "linestyle": "none"}
-        axes.plot(places, (moved.ranges / widest).numpy(), color=colour, label=label, **dots)
-        axes.axhline(moved.threshold / widest, linewidth=0.8, alpha=0.6, color=colour, linestyle=":")
+        axes.plot(places, (moved.ranges / wide).numpy(), color=colour, label=label, **dots)
+        axes.axhline(moved.threshold / wide, linewidth=0.8, alpha=0.6, color=colour, linestyle=":")
     axes.axvline(0.5, color="0.6", linewidth=0.8)
     axes.set(
         title=f"Range of each feature over {data[0].positions} positions",
         xlabel="feature, as a share of the width",
-        ylabel="range, as a share of the widest",
+        ylabel="range (1: of the most mobile tenth)",
         xlim=(0, 1),
-        ylim=(0, 1.05),
+        ylim=(0, None),
     )
     axes.legend(fontsize=8, loc="upper right")
     return figure
