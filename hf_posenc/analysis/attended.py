@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..patches.classes import BaseVariant
-from .subjects import architecture_of, base_of, names_of
+from .subjects import architecture_of, base_of, evaluating, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def attention_by_distance(model: nn.Module, ids: torch.Tensor, name: str = "") -
         raise ValueError(f"ids must be of shape (rows, tokens), got {tuple(ids.shape)}")
     architecture, base = architecture_of(model), base_of(model)
     length = ids.shape[1]
-    places = torch.arange(length, device=ids.device)
+    places = torch.arange(length)
     by_pair = (places - places[:, None] + length - 1).flatten()
     sums: dict[int, torch.Tensor] = {}
 
@@ -98,11 +98,10 @@ def attention_by_distance(model: nn.Module, ids: torch.Tensor, name: str = "") -
 @contextmanager
 def _eager(base: Any) -> Iterator[None]:
     """The model with eager attention and without dropout, while this lasts."""
-    was_training, before = base.training, base.config._attn_implementation
-    base.eval()
-    base.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        base.set_attn_implementation(before)
-        base.train(was_training)
+    before = base.config._attn_implementation
+    with evaluating(base):
+        base.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            base.set_attn_implementation(before)

@@ -44,8 +44,8 @@ def decay(model: nn.Module, length: int = 512, layer: int = 0) -> Decay:
         posenc = positions_of(base, length)
         found, turns = turning(posenc, layer, names_of(base)), turns_of(posenc, layer)
         size = base.position_scheme[0].shape.head_size
-        same = torch.ones(1, 1, length, size)
-        query, keys = (turned(same, turns, is_key)[0, 0].double() for is_key in (False, True))
+        same = torch.ones(1, 1, length, size, device=posenc.queries_BQ.device)
+        query, keys = (turned(same, turns, is_key)[0, 0].double().cpu() for is_key in (False, True))
         products = (query[-1] * keys).flip(0)
         by_pair = products[:, found.pairs].mean(-1).T
         return Decay(names_of(base), products.mean(-1), by_pair.clone(), found.wavelengths)

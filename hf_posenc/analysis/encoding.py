@@ -36,4 +36,4 @@ def encoding(model: nn.Module, length: int = 128) -> Encoding:
         _, scheme = schemes_with(base, "embed", "table of positions", ELSEWHERE)[0]
         posenc = positions_of(base, length)
         table = vectors_of(base, scheme, posenc)[0].float()
-        return Encoding(names_of(base), table.expand(length, -1).clone())
+        return Encoding(names_of(base), table.expand(length, -1).clone().cpu())

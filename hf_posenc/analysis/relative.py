@@ -53,7 +53,7 @@ def relative_rows(model: nn.Module, length: int = 64) -> RelativeRows:
             # What is looked up by distance is prepared as whole numbers: by themselves, or under this name.
             found = getattr(posenc.prepared[place], "buckets", posenc.prepared[place])
             if isinstance(found, torch.Tensor) and not found.is_floating_point():
-                index = found
+                index = found = found.cpu()
                 if found.dim() == 1:
                     slots = torch.arange(length)
                     index = found[slots - slots[:, None] + length - 1]
@@ -105,13 +105,13 @@ def bias_by_distance(model: nn.Module, length: int = 128, layer: int = 0, query:
         if len(others) < len(terms) and silent and query is None:
             values = torch.stack([term.values for term in terms if isinstance(term, DistanceBias)]).sum(0)
             kept = distances <= 0 if posenc.causal else distances < length
-            return Bias(names_of(base), distances[kept], values[:, kept].clone(), None)
+            return Bias(names_of(base), distances[kept], values.cpu()[:, kept], None)
         query = (length - 1 if posenc.causal else length // 2) if query is None else query
         if not 0 <= query < length:
             raise ValueError(f"query must be a position from 0 to {length - 1}, got {query}")
         last = query + 1 if posenc.causal else length
         rows = [written_out(term, posenc, content)[0].expand(-1, length, -1)[:, query, :last] for term in terms]
-        return Bias(names_of(base), torch.arange(last) - query, torch.stack(rows).sum(0), query)
+        return Bias(names_of(base), torch.arange(last) - query, torch.stack(rows).sum(0).cpu(), query)
 
 
 def _without_words(base: Any, module: Any, posenc: Positions) -> tuple[list[Term], Content]:

@@ -87,7 +87,7 @@ def separation(
         labels = torch.randint(words, (rows, length), generator=generator)
         known_words = torch.rand(len(table), generator=generator) < 0.5
         known_places = torch.randperm(length, generator=generator) % 2 == 0
-        word_vectors, positions = table.float(), position_vectors(base, length)
+        word_vectors, positions = table.float().cpu(), position_vectors(base, length)
 
         def states(ids: torch.Tensor) -> torch.Tensor:
             if side_by_side:

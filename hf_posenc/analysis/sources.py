@@ -47,7 +47,7 @@ def scheme_model(
     with torch.no_grad():
         words, positions = model.get_input_embeddings().weight, position_vectors(model, min(max_positions, 128))
         if positions.any():
-            words.mul_(positions.norm(dim=-1).mean() / words.norm(dim=-1).mean())
+            words.mul_((positions.norm(dim=-1).mean() / words.norm(dim=-1).mean()).item())
     return model
 
 

@@ -45,17 +45,27 @@ def base_of(model: nn.Module) -> Any:
 def positioned(model: nn.Module) -> Iterator[Any]:
     """The base model with its schemes. A stock model carries its own encoding as one while this lasts, to the bit."""
     architecture = architecture_of(model)
-    was_training, stock = model.training, not isinstance(model, Variant)
-    if stock:
-        retrofit(model, own_scheme(architecture))
-    try:
-        model.eval()
-        with torch.no_grad():
-            yield next(module for module in model.modules() if isinstance(module, BaseVariant))
-    finally:
+    stock = not isinstance(model, Variant)
+    with evaluating(model), torch.no_grad():
         if stock:
-            restore(model)
-        model.train(was_training)
+            retrofit(model, own_scheme(architecture))
+        try:
+            yield next(module for module in model.modules() if isinstance(module, BaseVariant))
+        finally:
+            if stock:
+                restore(model)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout, while this lasts; after it, each of its modules in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def positions_of(base: Any, length: int) -> Positions:

@@ -32,7 +32,7 @@ class Turning:
 def turns_of(posenc: Positions, layer: int) -> list[tuple[Any, Any, Any]]:
     """The schemes that turn queries and keys in a layer, also where the architecture does it by their angles."""
     acting = posenc.active[layer]
-    places = [*acting["rotate"], *acting[STOCK_ROTATION]]
+    places = [place for place in (*acting["rotate"], *acting[STOCK_ROTATION]) if posenc.schemes[place].takes_part()]
     return [(posenc.schemes[place], posenc.prepared[place], None) for place in places]
 
 
@@ -44,9 +44,9 @@ def turning(posenc: Positions, layer: int, name: str) -> Turning:
     length, size = posenc.queries_BQ.shape[-1], posenc.schemes[0].shape.head_size
     if length < 2:
         raise ValueError("a rotation shows from the second position on: take a length of at least 2")
-    images = torch.stack(
-        [turned(row.expand(1, 1, length, size), turns, False)[0, 0, 1] for row in torch.eye(size)]
-    ).double()
+    units = torch.eye(size, device=posenc.queries_BQ.device)
+    images = torch.stack([turned(row.expand(1, 1, length, size), turns, False)[0, 0, 1] for row in units])
+    images = images.double().cpu()
     pairs, rates = [], []
     for feature in range(size):
         others = [other for other in images[feature].nonzero()[:, 0].tolist() if other != feature]

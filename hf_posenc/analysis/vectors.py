@@ -21,15 +21,15 @@ def vectors_of(base: Any, scheme: Any, posenc: Any) -> torch.Tensor:
 
 def input_states(base: Any, ids: torch.Tensor) -> torch.Tensor:
     """(B, N, E): words with their positions in them, as they leave the schemes and before any norm of the model's."""
-    inputs: dict[str, Any] = {"input_ids": ids}
+    inputs: dict[str, Any] = {"input_ids": ids.to(base.device)}
     posenc = base.place(inputs).positions
     states = inputs.get("inputs_embeds")
     if states is None:
-        states = base.get_input_embeddings()(ids)
+        states = base.get_input_embeddings()(inputs["input_ids"])
     for scheme in base.position_scheme:
         if scheme.keeps_table() and posenc.table is None:
             states = states + vectors_of(base, scheme, posenc)
-    return states.float()
+    return states.float().cpu()
 
 
 def position_vectors(base: Any, length: int) -> torch.Tensor:
@@ -39,4 +39,4 @@ def position_vectors(base: Any, length: int) -> torch.Tensor:
     if not found:
         return torch.zeros(length, base.config.hidden_size)
     first = found[0].shape[-1]
-    return torch.stack([vectors.expand(length, -1) for vectors in found if vectors.shape[-1] == first]).sum(0)
+    return torch.stack([vectors.expand(length, -1) for vectors in found if vectors.shape[-1] == first]).sum(0).cpu()
