@@ -22,7 +22,7 @@ from transformers.utils import logging
 from hf_posenc import analysis, plots
 
 HERE = Path(__file__).parent / "figures"
-COLOURS = 160
+COLOURS = 96
 LINES: list[str] = []
 
 
@@ -113,8 +113,8 @@ def of_llama(directory: str, name: str, data: Path) -> None:
 
 def of_bert(directory: str, name: str) -> None:
     model = analysis.checkpoint_model(directory)
-    table = named(analysis.encoding(model, 512), name)
-    show("encoding-bert", plots.encoding(table), table)
+    first, table = (named(analysis.encoding(model, length), name) for length in (128, 512))
+    show("encoding-bert", plots.encoding(first), first)
     moved = analysis.movement(table)
     sinusoids = analysis.encoding(analysis.scheme_model("sinusoidal", width=table.table.shape[1], heads=12), 512)
     others = analysis.movement(sinusoids)

@@ -181,6 +181,12 @@ def test_llama_turns_by_its_own_angles_and_alibi_by_none() -> None:
     close(analysis.decay(stock, 30).similarity, torch.cos(rates[:, None] * torch.arange(30)).mean(0), 1e-4)
     with pytest.raises(ValueError, match="nothing is turned"):
         analysis.decay(model("llama", "alibi"))
+    waiting = {"type": "rope", "handover": {"from": "stock", "steps": 10}}
+    with pytest.raises(ValueError, match="nothing is turned"):
+        analysis.decay(model("gpt2", waiting), 30)
+    halfway = {"type": "rope", "handover": {"from": "stock", "steps": 10, "step": 5, "shape": "linear"}}
+    slower = torch.cos(0.5 * rates[:, None] * torch.arange(30)).mean(0)
+    close(analysis.decay(model("gpt2", halfway), 30).similarity, slower, 1e-4)
 
 
 @pytest.mark.parametrize("scheme", [None, "t5", {"type": "shaw", "max_distance": 4}], ids=str)
@@ -205,9 +211,15 @@ def test_attention_by_distance_is_that_of_an_eager_model(architecture: str, sche
 
 
 def test_attention_by_distance_leaves_the_model_as_it_was() -> None:
-    subject = model("gpt2", "alibi").train()
+    subject = model("gpt2").train()
+    subject.transformer.h[1].eval()
+    modes, kind = [module.training for module in subject.modules()], type(subject)
     analysis.attention_by_distance(subject, tokens())
-    assert subject.training
+    analysis.clouds(subject, 4, length=5)
+    with pytest.raises(ValueError, match="nothing is turned"):
+        analysis.frequencies(subject, tokens())
+    assert modes == [module.training for module in subject.modules()]
+    assert type(subject) is kind
     assert not any(module._forward_hooks for module in subject.modules())
     with pytest.raises(ValueError, match="rows, tokens"):
         analysis.attention_by_distance(subject, tokens()[0])

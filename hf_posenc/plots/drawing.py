@@ -23,8 +23,8 @@ STEPS = "viridis"
 """The colour map of numbers that only name something, as rows of a table do."""
 SIGNED = "PuOr"
 """The colour map of signed amounts, white at zero: orange and purple are told apart with any colour vision."""
-SHOWN = 0.995
-"""Of signed amounts, the share that has colours of its own: trained tables have a few values far beyond the rest."""
+SHOWN, BEYOND = 0.995, 1.5
+"""Of signed amounts, the share that has colours of its own where the highest is this many times beyond it."""
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -55,7 +55,9 @@ def line_look(number: int) -> dict[str, Any]:
 def draw_signed(axes: Axes, matrix: Any, label: str, **extent: Any) -> Any:
     """A heat map of signed amounts, with zero in the middle of its colours; the few highest share the last colour."""
     sizes = sorted(abs(matrix).flatten().tolist())
-    highest = sizes[int(SHOWN * (len(sizes) - 1))] or sizes[-1] or 1.0
+    high, highest = sizes[int(SHOWN * (len(sizes) - 1))], sizes[-1] or 1.0
+    if 0 < BEYOND * high < highest:
+        highest = high
     image = axes.imshow(
         matrix, cmap=SIGNED, vmin=-highest, vmax=highest, aspect="auto", interpolation="nearest", **extent
     )

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from ..analysis import Encoding, Movement
 
+HIGHEST = 2.0
+"""Where the picture of ranges ends: trained tables have a few features far beyond the rest."""
+
 
 def encoding(data: Encoding) -> Figure:
     """A heat map of the encoding: positions down, features across."""
@@ -31,6 +34,8 @@ def movement(*data: Movement) -> Figure:
         wide = moved.wide or 1.0
         places = [(feature + 0.5) / size for feature in range(size)]
         label = f"{moved.name}: {int(moved.still.sum())} of {size} hardly move"
+        beyond = int((moved.ranges > HIGHEST * wide).sum())
+        label += f", {beyond} beyond {HIGHEST:g}" if beyond else ""
         dots: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markersize": 2.5, "linestyle": "none"}
         axes.plot(places, (moved.ranges / wide).numpy(), color=colour, label=label, **dots)
         axes.axhline(moved.threshold / wide, linewidth=0.8, alpha=0.6, color=colour, linestyle=":")
@@ -40,7 +45,7 @@ def movement(*data: Movement) -> Figure:
         xlabel="feature, as a share of the width",
         ylabel="range (1: of the most mobile tenth)",
         xlim=(0, 1),
-        ylim=(0, None),
+        ylim=(0, 1.05 * min(HIGHEST, max(float((moved.ranges / (moved.wide or 1.0)).max()) for moved in data) or 1.0)),
     )
     axes.legend(fontsize=8, loc="upper right")
     return figure
