@@ -22,16 +22,18 @@ from transformers.utils import logging
 from hf_posenc import analysis, plots
 
 HERE = Path(__file__).parent / "figures"
-COLOURS = 96
+LARGEST = 58_000
 LINES: list[str] = []
 
 
 def show(name: str, figure: Any, *data: Any) -> None:
     """Write a small .png, and note down the numbers."""
-    buffer = io.BytesIO()
+    buffer, path = io.BytesIO(), HERE / f"{name}.png"
     figure.savefig(buffer, dpi=80)
-    image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    image.save(HERE / f"{name}.png", optimize=True)
+    image = Image.open(buffer).convert("RGB")
+    image.save(path, optimize=True)
+    if path.stat().st_size > LARGEST:  # fewer colours, spread over all that there are: those of rare values stay true
+        image.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     say(f"[{name}]", *map(str, data), "")
 
 

@@ -74,6 +74,8 @@ def separation(
 
     The position is asked of rows of any words of the model (or of a `vocabulary`: these ids), the word of rows of
     `words` of them. `side_by_side` looks at [word; position] before anything mixes them: what could be read at best.
+    With fewer words than some four times the width, the probe for the position learns these words by heart, and what
+    it reads of others is less than there is.
     """
     with positioned(model) as base:
         table = base.get_input_embeddings().weight

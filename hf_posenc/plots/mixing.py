@@ -39,6 +39,7 @@ def separation(*data: Separation) -> Figure:
         heights = [getattr(found, f"{what}_dimension") for found in data]
         filled.bar([place + (number - 1) * 0.26 for place in places], heights, 0.26, label=label, color=COLOURS[number])
     filled.set(title="Directions that are filled")
+    filled.margins(y=0.35)
     filled.legend(fontsize=7)
     for axes in (read, filled):
         axes.set_xticks(places, names, fontsize=7)
