@@ -6,7 +6,7 @@ WORKERS ?= 2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 OLDEST := 5.4.0
 
-.PHONY: help install demo test test-all test-compat bench bench-quick bench-recovery reference check clean
+.PHONY: help install demo test test-all test-compat bench bench-quick bench-recovery reference figures check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,11 @@ bench-recovery: install  ## convert real checkpoints and see how they recover; h
 reference: install  ## write docs/schemes.md from the code
 	mkdir -p docs
 	$(BIN)/python -m hf_posenc.reference > docs/schemes.md
+
+# CHECKPOINTS: --llama DIR --data TEXT.txt --bert DIR, for the figures of real checkpoints
+figures: install  ## draw the figures of docs/analysis.md, some three minutes
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[plots]'
+	HF_HUB_OFFLINE=1 $(BIN)/python docs/make_figures.py $(CHECKPOINTS)
 
 check: install  ## lint, types, tests, and a wheel that imports outside of the checkout
 	$(BIN)/ruff check .

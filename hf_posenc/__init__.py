@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
     # Late, because these import torch and the models: `import hf_posenc` must cost next to nothing.
     from importlib import import_module
 
-    if name in ("schemes", "patches", "models", "conventions", "training"):
+    if name in ("analysis", "conventions", "models", "patches", "plots", "schemes", "training"):
         return import_module(f".{name}", __name__)
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)

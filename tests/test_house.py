@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,18 @@ FLOORS = [
     ["__init__"],
     ["plugin", "__main__"],
     ["cli"],
-    ["cli.convert", "cli.push", "cli.schemes", "cli.train"],
+    ["cli.convert", "cli.plot", "cli.push", "cli.schemes", "cli.train"],
     ["cli.app", "hub.push", "training.run"],
+    ["plots"],
+    ["plots.attention", "plots.distances", "plots.mixing", "plots.tables"],
+    ["plots.drawing"],
+    ["analysis"],
+    ["analysis.movement"],
+    ["analysis.clouds", "analysis.decay", "analysis.encoding", "analysis.frequencies", "analysis.separation"],
+    ["analysis.attended", "analysis.relative", "analysis.sources", "analysis.turning"],
+    ["analysis.vectors"],
+    ["analysis.subjects"],
+    ["analysis.probes", "analysis.subspaces", "analysis.texts"],
     ["training.parts"],
     ["training.request"],
     ["training.recipe"],
@@ -189,3 +200,14 @@ def test_patches_are_imported_under_their_own_name_only() -> None:
             importlib.import_module("patches")
     finally:
         sys.path.pop(0)
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    text = (ROOT.parent / "pyproject.toml").read_text()
+    listed = set(re.findall(r'"(hf_posenc[.\w]*)"', text[text.index("packages = [") : text.index("package-dir")]))
+    there = {
+        ".".join(path.parent.relative_to(ROOT.parent).parts)
+        for path in ROOT.rglob("__init__.py")
+        if "__pycache__" not in path.parts
+    }
+    assert listed == there | {"hf_posenc.patches"}

@@ -1,0 +1,158 @@
+"""Draw the figures of docs/analysis.md, and print and write the numbers that go with them (`make figures`).
+
+What comes from schemes, or from small models trained here, needs nothing else. Figures of real checkpoints are drawn
+where their directories are given, and left as they are where not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from small_models import LENGTH, read_text, train
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from hf_posenc import analysis, plots
+
+HERE = Path(__file__).parent / "figures"
+LARGEST = 58_000
+LINES: list[str] = []
+
+
+def show(name: str, figure: Any, *data: Any) -> None:
+    """Write a small .png, and note down the numbers."""
+    buffer, path = io.BytesIO(), HERE / f"{name}.png"
+    figure.savefig(buffer, dpi=80)
+    image = Image.open(buffer).convert("RGB")
+    image.save(path, optimize=True)
+    if path.stat().st_size > LARGEST:  # fewer colours, spread over all that there are: those of rare values stay true
+        image.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    say(f"[{name}]", *map(str, data), "")
+
+
+def say(*lines: str) -> None:
+    LINES.extend(lines)
+    print(*lines, sep="\n", flush=True)
+
+
+def named(data: Any, name: str) -> Any:
+    return dataclasses.replace(data, name=name)
+
+
+def of_schemes() -> None:
+    model, plain = analysis.scheme_model, analysis.encoding
+    wide = plain(model("sinusoidal", width=512, heads=8), 128)
+    show("encoding", plots.encoding(wide), wide)
+    moved = analysis.movement(wide)
+    show("movement", plots.movement(moved), moved)
+    buckets = {"type": "deberta", "buckets": 16, "max_distance": 64}
+    kinds = {"t5": "t5", "shaw": "shaw, clipped at 16", "deberta": "deberta, 16 buckets"}
+    found = [analysis.relative_rows(model(buckets if kind == "deberta" else kind, causal=False), 64) for kind in kinds]
+    rows = [named(data, name) for data, name in zip(found, kinds.values(), strict=True)]
+    show("relative", plots.relative(*rows), *rows)
+    for scheme in ("alibi", "sandwich"):
+        bias = analysis.bias_by_distance(model(scheme, heads=8), 128)
+        show(f"bias-{scheme}", plots.bias(bias), bias)
+    slow = named(analysis.decay(model({"type": "rope", "theta": 500000.0}, heads=1)), "rope, theta 500000")
+    decays = [analysis.decay(model(scheme, heads=1)) for scheme in ("rope", "xpos")]
+    show("decay", plots.decay(*decays, slow), *decays, slow)
+    mixes = [analysis.separation(model("sinusoidal", width=width)) for width in (64, 256)]
+    apart = analysis.separation(model("sinusoidal"), side_by_side=True)
+    show("separation-sinusoids", plots.separation(*mixes, apart), *mixes, apart)
+
+
+def of_small_models(steps: int) -> None:
+    text, words = read_text()
+    models = {}
+    for mix in ("add", "concat", "attention"):
+        models[mix], loss = train({"type": "learned", "mix": mix}, text, steps)
+        say(f"a small GPT-2, learned positions, mix {mix}: loss {loss:.3f} after {steps} steps")
+    mixes = [analysis.separation(found) for found in models.values()]
+    mixes.append(analysis.separation(models["add"], side_by_side=True))
+    show("separation-trained", plots.separation(*mixes), *mixes)
+    common = [token for token, word in enumerate(words) if word.isalpha()][:128]
+    cloud = analysis.clouds(models["add"], common, labels=[words[token] for token in common])
+    cloud = named(cloud, "small GPT-2, add")
+    show("clouds", plots.clouds(cloud), cloud)
+    table = analysis.movement(named(analysis.encoding(models["add"], LENGTH), "learned by a small GPT-2"))
+    show("movement-learned", plots.movement(table), table)
+
+    rope, loss = train("rope", text, steps)
+    say(f"the same with rope: loss {loss:.3f}")
+    ids = text[: 16 * LENGTH].view(16, LENGTH)
+    used = analysis.frequencies(rope, ids, "small GPT-2, rope")
+    show("frequencies", plots.frequencies(used), used)
+    before = analysis.attention_by_distance(rope, ids, "small GPT-2, rope")
+    after = analysis.attention_by_distance(under(rope, "alibi"), ids, "alibi, before any training")
+    show("attention", plots.attention(before, after), before, after)
+
+
+def under(model: Any, scheme: str) -> Any:
+    """A model with the same weights under another scheme, neither of which has parameters."""
+    config = copy.deepcopy(model.config)
+    config.position_scheme = scheme
+    other = AutoModelForCausalLM.from_config(config)
+    other.load_state_dict(model.state_dict())
+    return other.eval()
+
+
+def of_llama(directory: str, name: str, data: Path) -> None:
+    model, ids = analysis.checkpoint_model(directory), analysis.token_rows(directory, data, 256, 16)
+    used = analysis.frequencies(model, ids, name)
+    show("frequencies-llama", plots.frequencies(used), used)
+    before = analysis.attention_by_distance(model, ids, name)
+    changed = analysis.checkpoint_model(directory, "alibi")
+    after = analysis.attention_by_distance(changed, ids, "alibi, before any training")
+    show("attention-llama", plots.attention(before, after), before, after)
+
+
+def of_bert(directory: str, name: str) -> None:
+    model = analysis.checkpoint_model(directory)
+    first, table = (named(analysis.encoding(model, length), name) for length in (128, 512))
+    show("encoding-bert", plots.encoding(first), first)
+    moved = analysis.movement(table)
+    sinusoids = analysis.encoding(analysis.scheme_model("sinusoidal", width=table.table.shape[1], heads=12), 512)
+    others = analysis.movement(sinusoids)
+    show("movement-bert", plots.movement(moved, others), moved, others)
+    mixes = [named(analysis.separation(model, side_by_side=side), name) for side in (False, True)]
+    show("separation-bert", plots.separation(*mixes), *mixes)
+    cloud = named(analysis.clouds(model), name)
+    show("clouds-bert", plots.clouds(cloud), cloud)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=300, help="of training, for each of the small models")
+    parser.add_argument("--llama", help="a LLaMA checkpoint's directory")
+    parser.add_argument("--llama-name", help="what it is called in the figures")
+    parser.add_argument("--bert", help="a BERT checkpoint's directory")
+    parser.add_argument("--bert-name", help="what it is called in the figures")
+    parser.add_argument("--data", type=Path, help="a text file, for the LLaMA")
+    asked = parser.parse_args()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    HERE.mkdir(exist_ok=True)
+    of_schemes()
+    of_small_models(asked.steps)
+    if asked.llama and asked.data:
+        of_llama(asked.llama, asked.llama_name or Path(asked.llama).name, asked.data)
+    else:
+        print("no --llama and --data: the figures of a LLaMA checkpoint stay as they are")
+    if asked.bert:
+        of_bert(asked.bert, asked.bert_name or Path(asked.bert).name)
+    else:
+        print("no --bert: the figures of a BERT checkpoint stay as they are")
+    if asked.llama and asked.data and asked.bert:
+        (HERE / "numbers.txt").write_text("\n".join(LINES), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

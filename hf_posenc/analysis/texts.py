@@ -1,0 +1,26 @@
+"""Rows of token ids from a text file, for what is measured on a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+CHARACTERS_A_TOKEN = 16
+"""No more of the text is read than this for each token asked for."""
+
+
+def token_rows(tokenizer: str | Path, text: Path, length: int, rows: int) -> torch.Tensor:
+    """(B, N): the first rows of a text file, in the tokens of a checkpoint; one shorter row if there is no more."""
+    try:
+        reader = AutoTokenizer.from_pretrained(tokenizer)
+        with text.open(encoding="utf-8") as file:
+            content = file.read(CHARACTERS_A_TOKEN * length * rows)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the text cannot be read: {error}") from error
+    ids = reader(content, return_tensors="pt", verbose=False, add_special_tokens=False)["input_ids"][0].long()
+    length = min(length, len(ids))
+    if length < 2:
+        raise ValueError(f"{text} has fewer than two tokens")
+    return ids[: len(ids) // length * length].view(-1, length)[:rows]

@@ -1,0 +1,65 @@
+"""Figures of a model at work: attention by distance, and the use of a rotation's frequencies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .drawing import draw_levels, draw_signed, panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..analysis import Attended, Frequencies
+
+ROW, LABELLED = 0.09, 24
+"""Inches for a head; how many rows have a label at most."""
+
+
+def attention(before: Attended, after: Attended | None = None) -> Figure:
+    """The share of attention by distance, a row for each layer and head; with a second model, it and the difference."""
+    if after is not None and before.share.shape[:2] != after.share.shape[:2]:
+        raise ValueError("the two models must have the same number of layers and heads")
+    shown = [before] if after is None else [before, after]
+    layers, heads = before.share.shape[:2]
+    count = 1 if after is None else 3
+    figure, drawn = panels(1, count, 4.6 * count, 2.2 + ROW * layers * heads)
+    highest = max(data.binned()[1].max().item() for data in shown)
+    for axes, data in zip(drawn, shown, strict=False):
+        names, shares = data.binned()
+        draw_levels(axes, shares.flatten(0, 1).numpy(), "share of attention", vmin=0, vmax=highest)
+        axes.set_title(data.name)
+        _label(axes, names, layers, heads)
+    if after is not None:
+        (names, first), (others, second) = before.binned(), after.binned()
+        if names != others:
+            raise ValueError("the two models were not measured on rows of the same length")
+        draw_signed(drawn[2], (second - first).flatten(0, 1).numpy(), "change of the share")
+        drawn[2].set_title("change")
+        _label(drawn[2], names, layers, heads)
+    return figure
+
+
+def frequencies(data: Frequencies) -> Figure:
+    """The share of each frequency in the logits, a row for each layer and head, fastest first."""
+    layers, heads, count = data.share.shape
+    figure, (axes,) = panels(1, 1, 6.0, 2.2 + ROW * layers * heads)
+    draw_levels(axes, data.share.flatten(0, 1).numpy(), "share of the logits' magnitude", vmin=0)
+    shown = sorted({round(step * (count - 1) / 7) for step in range(8)})
+    _label(axes, [], layers, heads, data.layers)
+    axes.set_xticks(shown, [f"{data.wavelengths[pair]:,.0f}" for pair in shown], rotation=45)
+    axes.set(title=f"{data.name}: use of frequencies", xlabel="wavelength (positions)")
+    return figure
+
+
+def _label(axes: Axes, bins: list[str], layers: int, heads: int, numbers: tuple[int, ...] | None = None) -> None:
+    """Rows by layer and head, with a line between layers."""
+    for layer in range(1, layers):
+        axes.axhline(layer * heads - 0.5, color="white", linewidth=0.8)
+    every = -(-layers // LABELLED)
+    middles = [layer * heads + (heads - 1) / 2 for layer in range(0, layers, every)]
+    axes.set_yticks(middles, [f"layer {(numbers or range(layers))[layer]}" for layer in range(0, layers, every)])
+    axes.set_ylabel("a row for each head")
+    if bins:
+        axes.set_xticks(range(len(bins)), bins, rotation=45)
+        axes.set_xlabel("distance")

@@ -1,0 +1,79 @@
+"""Figures of words and positions together: what probes read, how subspaces lie, and clouds around words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .drawing import COLOURS, MARKERS, colour_of, line_look, panels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..analysis import Clouds, Separation
+
+BAR = 0.38
+
+
+def separation(*data: Separation) -> Figure:
+    """What linear probes read off each mix; how many directions are filled; angles between words and positions."""
+    if not data:
+        raise ValueError("name at least one separation to draw")
+    figure, (read, filled, angled) = panels(1, 3, 12.0, 3.8)
+    places = list(range(len(data)))
+    names = [f"{found.name}\n{found.mix}\n{found.width} wide" for found in data]
+    for side, (what, label) in enumerate((("position", "position, of unseen words"), ("token", "word, elsewhere"))):
+        probes = [getattr(found, what) for found in data]
+        shifted = [place + (side - 0.5) * BAR for place in places]
+        read.bar(shifted, [probe.accuracy for probe in probes], BAR, label=label, color=colour_of(side))
+        read.scatter(
+            shifted,
+            [probe.chance for probe in probes],
+            marker="_",
+            s=120,
+            color="#000000",
+            label="chance" if side else None,
+        )
+    read.set(title="Read right by a linear probe", ylim=(0, 1.5), yticks=[0, 0.25, 0.5, 0.75, 1])
+    read.legend(fontsize=7, loc="upper left")
+    for number, (what, label) in enumerate((("word", "words"), ("position", "positions"), ("mixed", "both"))):
+        heights = [getattr(found, f"{what}_dimension") for found in data]
+        filled.bar([place + (number - 1) * 0.26 for place in places], heights, 0.26, label=label, color=COLOURS[number])
+    filled.set(title="Directions that are filled")
+    filled.margins(y=0.35)
+    filled.legend(fontsize=7)
+    for axes in (read, filled):
+        axes.set_xticks(places, names, fontsize=7)
+    for number, found in enumerate(data):
+        look = line_look(number)
+        steps = [(step + 0.5) / len(found.angles) for step in range(len(found.angles))]
+        angled.plot(steps, found.angles.tolist(), label=f"{found.name}, {found.mix}, {found.width} wide", **look)
+        angled.plot(steps, found.random_angles.tolist(), color=look["color"], linewidth=0.8, linestyle=":")
+    angled.set(
+        title="Angles of words and positions\n(dotted: unrelated subspaces)", ylabel="degrees", ylim=(0, 92), xticks=[]
+    )
+    angled.legend(fontsize=7, loc="lower right")
+    return figure
+
+
+def clouds(data: Clouds, words: int = len(COLOURS) - 1) -> Figure:
+    """The first words at all positions, in the plane where all differ most; and spread against distance of all."""
+    if words < 1:
+        raise ValueError(f"at least one word must be shown, got {words}")
+    figure, (plane, apart) = panels(1, 2, 9.5, 4.0)
+    for number, points in enumerate(data.plane[:words]):
+        marker, label = MARKERS[number % len(MARKERS)], data.labels[number]
+        across, up = points[:, 0].tolist(), points[:, 1].tolist()
+        plane.scatter(across, up, s=9, marker=marker, color=colour_of(number), label=label, alpha=0.7)
+    plane.set(title=f"{data.name}: words at all positions\n({data.shown:.0%} of the variance)", xticks=[], yticks=[])
+    plane.legend(fontsize=7)
+    farthest = 1.1 * max(data.within.max().item(), data.nearest.max().item())
+    apart.plot([0, farthest], [0, farthest], color="0.6", linewidth=0.8)
+    apart.scatter(data.nearest.tolist(), data.within.tolist(), s=9, color=colour_of(0))
+    apart.set(
+        title=f"{data.own:.0%} are nearest to their own word\n(below the line: clouds apart)",
+        xlabel="from a word to the nearest other",
+        ylabel="spread within a word",
+        xlim=(0, farthest),
+        ylim=(0, farthest),
+    )
+    return figure

@@ -1,0 +1,51 @@
+"""Figures of what belongs to a position: the encoding itself, and how far its features move."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .drawing import MARKERS, colour_of, draw_signed, panels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..analysis import Encoding, Movement
+
+HIGHEST = 2.0
+"""Where the picture of ranges ends: trained tables have a few features far beyond the rest."""
+
+
+def encoding(data: Encoding) -> Figure:
+    """A heat map of the encoding: positions down, features across."""
+    figure, (axes,) = panels(1, 1, 7.0, 3.6)
+    draw_signed(axes, data.table.numpy(), "value")
+    axes.set(title=f"{data.name}: the encoding", xlabel="feature", ylabel="position")
+    return figure
+
+
+def movement(*data: Movement) -> Figure:
+    """How far each feature goes between its lowest and highest value: a dot for each feature."""
+    if not data:
+        raise ValueError("name at least one movement to draw")
+    figure, (axes,) = panels(1, 1, 7.0, 3.4)
+    for number, moved in enumerate(data):
+        colour, size = colour_of(number), len(moved.ranges)
+        # Of a wide range, so that encodings of any scale stand side by side; features as a share of the width.
+        wide = moved.wide or 1.0
+        places = [(feature + 0.5) / size for feature in range(size)]
+        label = f"{moved.name}: {int(moved.still.sum())} of {size} hardly move"
+        beyond = int((moved.ranges > HIGHEST * wide).sum())
+        label += f", {beyond} beyond {HIGHEST:g}" if beyond else ""
+        dots: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markersize": 2.5, "linestyle": "none"}
+        axes.plot(places, (moved.ranges / wide).numpy(), color=colour, label=label, **dots)
+        axes.axhline(moved.threshold / wide, linewidth=0.8, alpha=0.6, color=colour, linestyle=":")
+    axes.axvline(0.5, color="0.6", linewidth=0.8)
+    axes.set(
+        title=f"Range of each feature over {data[0].positions} positions",
+        xlabel="feature, as a share of the width",
+        ylabel="range (1: of the most mobile tenth)",
+        xlim=(0, 1),
+        ylim=(0, 1.05 * min(HIGHEST, max(float((moved.ranges / (moved.wide or 1.0)).max()) for moved in data) or 1.0)),
+    )
+    axes.legend(fontsize=8, loc="upper right")
+    return figure
