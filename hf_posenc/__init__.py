@@ -15,6 +15,7 @@ from . import plugin
 if TYPE_CHECKING:
     from .catalogue import SchemeInfo
     from .checkpoints import Conversion, convert_checkpoint
+    from .evaluation.run import evaluate
     from .explanation import explain
     from .handover import Handover
     from .patches import patched, restore, retrofit
@@ -29,6 +30,7 @@ __all__ = [
     "Conversion",
     "Handover",
     "convert_checkpoint",
+    "evaluate",
     "explain",
     "fit",
     "patched",
@@ -41,6 +43,7 @@ __all__ = [
 _HOMES = {
     "Conversion": "checkpoints",
     "convert_checkpoint": "checkpoints",
+    "evaluate": "evaluation.run",
     "explain": "explanation",
     "fit": "training.fitting",
     "Handover": "handover",
@@ -55,7 +58,7 @@ def __getattr__(name: str) -> Any:
     # Late, because these import torch and the models: `import hf_posenc` must cost next to nothing.
     from importlib import import_module
 
-    if name in ("schemes", "patches", "models", "conventions", "training"):
+    if name in ("schemes", "patches", "models", "conventions", "training", "evaluation"):
         return import_module(f".{name}", __name__)
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,6 +1,6 @@
 """The command `hf-posenc`. `python -m hf_posenc` is the same. One file for each command."""
 
-from . import convert, schemes, train
+from . import convert, eval, schemes, train
 from .app import app
 
-__all__ = ["app", "convert", "schemes", "train"]
+__all__ = ["app", "convert", "eval", "schemes", "train"]
