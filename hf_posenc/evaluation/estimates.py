@@ -58,7 +58,7 @@ def share(hits: int, tries: int, confidence: float) -> Estimate:
     found = hits / tries
     middle = (found + z * z / (2 * tries)) / (1 + z * z / tries)
     reach = z / (1 + z * z / tries) * math.sqrt(found * (1 - found) / tries + z * z / (4 * tries * tries))
-    return Estimate(found, max(middle - reach, 0.0), min(middle + reach, 1.0))
+    return Estimate(found, middle - reach if hits else 0.0, middle + reach if hits < tries else 1.0)
 
 
 def student_quantile(probability: float, freedom: int) -> float:
