@@ -19,25 +19,28 @@ from hf_posenc.evaluation.windows import Frame
 from hf_posenc.training.objective import Objective
 
 BEGIN, END, MASK, FIRST_OTHER = 1, 2, 3, 46
+SPECIAL = {"unk_token": "[U]", "bos_token": "[B]", "eos_token": "[E]", "mask_token": "[M]"}
 ALONE = Crew(0, 1, torch.device("cpu"), progress=False)
 
 
 def tokenizer(framed: bool = True, digits: bool = False) -> Any:
-    """Words w0, w1, ... are their numbers. Framed: with a token before and one behind each text. With digits: it also
+    """Words w4, w5, ... are their numbers. Framed: with a token before and one behind each text. With digits: it also
     knows what a question for a passkey is made of."""
     words = {f"w{number}": number for number in range(tiny.VOCABULARY)}
+    for number, special in enumerate(SPECIAL.values()):
+        words[special] = words.pop(f"w{number}")
     if digits:
         for number, word in enumerate([*LEAD.split(), *"0123456789"], FIRST_OTHER):
             words[word] = words.pop(f"w{number}")
-    built = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    built = Tokenizer(models.WordLevel(words, unk_token="[U]"))
     split = pre_tokenizers.Digits(individual_digits=True)
     spaces = pre_tokenizers.WhitespaceSplit()
     built.pre_tokenizer = pre_tokenizers.Sequence([spaces, split]) if digits else spaces
     if framed:
         built.post_processor = processors.TemplateProcessing(
-            single="w1 $A w2", special_tokens=[("w1", BEGIN), ("w2", END)]
+            single="[B] $A [E]", special_tokens=[("[B]", BEGIN), ("[E]", END)]
         )
-    return PreTrainedTokenizerFast(tokenizer_object=built, unk_token="w0", mask_token="w3")
+    return PreTrainedTokenizerFast(tokenizer_object=built, **SPECIAL)
 
 
 def words(ids: torch.Tensor) -> str:

@@ -29,11 +29,18 @@ class Crew:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             try:
                 from accelerate import PartialState
+                from accelerate.utils import parse_flag_from_env
             except ImportError:
                 raise ValueError("several processes take accelerate: pip install hf_posenc[train]") from None
             if device is not None:
                 raise ValueError("with several processes, accelerate deals out the devices: leave out the device")
-            state = PartialState()
+            on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+            state = PartialState(cpu=on_cpu)  # left to itself, it does not join processes where there is no GPU
+            if state.num_processes == 1:
+                raise ValueError(
+                    f"there are {os.environ['WORLD_SIZE']} processes, and accelerate did not join them: each would "
+                    "measure everything"
+                )
             return cls(state.process_index, state.num_processes, state.device, progress and state.is_main_process)
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return cls(0, 1, torch.device(device) if device else found or torch.device("cpu"), progress)

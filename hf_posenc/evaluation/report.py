@@ -27,6 +27,7 @@ class Evaluation:
     models: tuple[str, ...]
     trained_length: int
     confidence: float
+    processes: int = 1
     perplexity: tuple[LengthResult, ...] = ()
     passkey: tuple[PasskeyResult, ...] = ()
     order: tuple[OrderResult, ...] = ()

@@ -97,7 +97,7 @@ def evaluate(
                 for measure in asked:
                     found[measure] += _measured(measure, subject, compared, tokens, how, crew, store)
     done = {measure: tuple(records) for measure, records in found.items()}
-    return Evaluation(tuple(known), trained, how.confidence, **done)
+    return Evaluation(tuple(known), trained, how.confidence, crew.size, **done)
 
 
 def _settings(given: dict[str, Any]) -> Settings:

@@ -94,7 +94,7 @@ def longest_that_works(model: Any, length: int) -> int | None:
 
     def works(tokens: int) -> bool:
         try:
-            states(model, torch.zeros(1, tokens, dtype=torch.long, device=device))
+            states(model, torch.ones(1, tokens, dtype=torch.long, device=device))
         except Halt:
             return False
         return True

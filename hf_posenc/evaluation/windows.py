@@ -86,7 +86,8 @@ def cut(stream: torch.Tensor, frame: Frame, length: int, stride: int | None = No
     starts = tuple(range(0, len(stream) - body + 1, step))
     if not starts:
         raise Halt(
-            f"the text has {len(stream):,} tokens, and does not fill one window of {length:,}: take more (or a higher max_tokens)"
+            f"the text has {len(stream):,} tokens, and does not fill one window of {length:,}: take more (or a higher "
+            "max_tokens)"
         )
     first = len(frame.before)
     new_from = tuple(first if not start else first + body - step for start in starts)
