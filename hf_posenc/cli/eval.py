@@ -132,11 +132,13 @@ def _dtype(dtype: str | None, bf16: bool) -> str | None:
 
 
 def _sources(models: list[str]) -> Any:
-    """A list, or names to paths where one is given with a name."""
+    """A list, or names to paths where one is given with a name: the others then go by the last part of theirs."""
     if not any("=" in model and not Path(model).exists() for model in models):
         return models
-    pairs = [model.split("=", 1) if "=" in model and not Path(model).exists() else [model, model] for model in models]
-    named = {pair[0]: pair[1] for pair in pairs}
+    named = {}
+    for model in models:
+        name, equals, path = model.partition("=")
+        named.update({name: path} if equals and not Path(model).exists() else {Path(model).name: model})
     if len(named) != len(models):
         raise ValueError(f"two of {models} have the same name")
     return named

@@ -42,6 +42,14 @@ def _line(axes: Any, places: list[float], estimates: list[Estimate], name: str, 
         axes.fill_between([place for place, _ in known], lows, highs, color=look["color"], alpha=0.2, linewidth=0)
 
 
+def _plain_numbers(axes: Any) -> None:
+    """200, not 2 x 10^2, and between powers of ten too where there is room."""
+    from matplotlib.ticker import LogFormatter
+
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which(LogFormatter(minor_thresholds=(1.5, 0.6)))
+
+
 def length_curve_figure(evaluation: Evaluation) -> Any:
     """Perplexity by length, with intervals; where a model ends, its line ends in a cross."""
     figure, (axes,) = _canvas()
@@ -61,7 +69,8 @@ def length_curve_figure(evaluation: Evaluation) -> Any:
     axes.set(xscale="log", yscale="log", xlabel="length of the window in tokens", ylabel="perplexity")
     lengths = sorted({one.length for one in evaluation.perplexity})
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.minorticks_off()
+    axes.xaxis.minorticks_off()
+    _plain_numbers(axes)
     axes.legend()
     return figure
 
@@ -79,6 +88,7 @@ def position_figure(evaluation: Evaluation, length: int | None = None) -> Any:
                 _line(axes, middles, [place.perplexity for place in one.positions], model, number)
     axes.axvline(evaluation.trained_length, color="grey", linestyle=":", linewidth=1)
     axes.set(yscale="log", xlabel=f"place in a window of {length or 0:,} tokens", ylabel="perplexity")
+    _plain_numbers(axes)
     if axes.lines[1:]:
         axes.legend()
     return figure
