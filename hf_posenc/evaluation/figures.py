@@ -64,7 +64,7 @@ def length_curve_figure(evaluation: Evaluation) -> Any:
     axes.axvline(evaluation.trained_length, color="grey", linestyle=":", linewidth=1)
     axes.annotate(
         "trained length", (evaluation.trained_length, 1), xycoords=("data", "axes fraction"), fontsize=8, color="grey",
-        xytext=(3, -10), textcoords="offset points",
+        xytext=(-3, -10), textcoords="offset points", ha="right",
     )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="length of the window in tokens", ylabel="perplexity")
     lengths = sorted({one.length for one in evaluation.perplexity})
@@ -86,10 +86,11 @@ def position_figure(evaluation: Evaluation, length: int | None = None) -> Any:
             if one.model == model and one.length == length and one.positions:
                 middles = [(place.start + place.end) / 2 for place in one.positions]
                 _line(axes, middles, [place.perplexity for place in one.positions], model, number)
-    axes.axvline(evaluation.trained_length, color="grey", linestyle=":", linewidth=1)
+    if length is not None and length > evaluation.trained_length:
+        axes.axvline(evaluation.trained_length, color="grey", linestyle=":", linewidth=1)
     axes.set(yscale="log", xlabel=f"place in a window of {length or 0:,} tokens", ylabel="perplexity")
     _plain_numbers(axes)
-    if axes.lines[1:]:
+    if reached:
         axes.legend()
     return figure
 
