@@ -9,13 +9,13 @@ import evaluating
 import pytest
 import tiny
 import torch
-from evaluating import ALONE, Copycat, subject, text_ids
+from evaluating import ALONE, FIRST_OTHER, Copycat, subject, text_ids
 from torch import nn
 
 import hf_posenc
 from hf_posenc.evaluation.halt import Halt
 from hf_posenc.evaluation.order import block_ends, measure_order, shuffled_places
-from hf_posenc.evaluation.passkey import NUMBERS, TOKENS, Haystack, measure_passkey, outcomes
+from hf_posenc.evaluation.passkey import LEAD, NUMBERS, TOKENS, Haystack, measure_passkey, outcomes
 from hf_posenc.evaluation.settings import Settings
 from hf_posenc.evaluation.similarity import agreement, measure_similarity
 
@@ -49,6 +49,18 @@ def test_found_is_what_greedy_decoding_writes() -> None:
         written.append(ids == trial.ids)
     assert [outcome.found for outcome in outcomes(one, trials)] == written
     assert len(set(written)) == 2
+
+
+def test_half_a_key_is_not_found() -> None:
+    class Forgetful(Copycat):
+        """Knows how a key begins, and no more."""
+
+        def next(self, ids: list[int]) -> int:
+            return super().next(ids) if ids[-1] < FIRST_OTHER + len(LEAD.split()) else 0
+
+    found = measure_passkey(subject(Forgetful(), text_ids(500), **DIGITS), 60, Settings(trials=4), ALONE)
+    assert all(cell.accuracy.value == 0 and cell.rank > 1 for cell in found.depths)
+    assert any(cell.preference.value > 0.5 for cell in found.depths)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
