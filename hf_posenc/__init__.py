@@ -15,6 +15,7 @@ from . import plugin
 if TYPE_CHECKING:
     from .catalogue import SchemeInfo
     from .checkpoints import Conversion, convert_checkpoint
+    from .evaluation.run import evaluate
     from .explanation import explain
     from .handover import Handover
     from .hub.push import Pushed, push_directory
@@ -31,6 +32,7 @@ __all__ = [
     "Handover",
     "Pushed",
     "convert_checkpoint",
+    "evaluate",
     "explain",
     "fit",
     "patched",
@@ -44,6 +46,7 @@ __all__ = [
 _HOMES = {
     "Conversion": "checkpoints",
     "convert_checkpoint": "checkpoints",
+    "evaluate": "evaluation.run",
     "explain": "explanation",
     "fit": "training.fitting",
     "Handover": "handover",
@@ -60,7 +63,7 @@ def __getattr__(name: str) -> Any:
     # Late, because these import torch and the models: `import hf_posenc` must cost next to nothing.
     from importlib import import_module
 
-    if name in ("analysis", "conventions", "models", "patches", "plots", "schemes", "training"):
+    if name in ("analysis", "conventions", "evaluation", "models", "patches", "plots", "schemes", "training"):
         return import_module(f".{name}", __name__)
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
