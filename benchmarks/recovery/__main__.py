@@ -14,13 +14,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm.auto import tqdm
-from transformers.utils import logging
 
-from . import report
+from . import report, worker
 from .subjects import SUBJECTS, Absent, Subject
-from .trial import METHODS, Outcome, Trial, run
+from .trial import METHODS, Outcome, Trial
 
 HERE = Path(__file__).parent
 RESULTS, PAGE, PLOT = HERE / "results.json", HERE.parent / "RECOVERY.md", HERE / "recovery.png"
@@ -77,21 +75,11 @@ def _run_all(trials: list[Trial], outcomes: list[Outcome], workers: int) -> None
     for name in {trial.subject for trial in missing}:
         SUBJECTS[name].rows(), SUBJECTS[name].measure()  # what they keep is made once, before all
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start) as pool:
-        running = [pool.submit(_one, trial) for trial in missing]
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=worker.start) as pool:
+        running = [pool.submit(worker.run_one, trial) for trial in missing]
         for done in tqdm(as_completed(running), total=len(running), unit="run"):
             outcomes.append(done.result())
             write(outcomes)
-
-
-def _start() -> None:
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-
-
-def _one(trial: Trial) -> Outcome:
-    return run(trial, SUBJECTS[trial.subject])
 
 
 def _key(trial: Trial) -> str:
