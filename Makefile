@@ -20,8 +20,8 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
 
-demo: install  ## make a tiny GPT-2, retrofit it, save, load and generate, offline
-	HF_HUB_OFFLINE=1 $(BIN)/python examples/quickstart.py
+demo: install  ## train a small GPT-2, convert it three ways, bring it back, evaluate and report, offline
+	HF_HUB_OFFLINE=1 $(BIN)/python -m examples.demo
 
 test: install  ## run the tests, with a sample of the heavy matrix
 	$(PYTEST) -n $(WORKERS)
