@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,13 +94,23 @@ ARCHITECTURES = ["bert", "bert-decoder", "gpt2", "llama"]
 DECODERS = ["bert-decoder", "gpt2", "llama"]
 
 
-def pairs(architectures: list[str], cases: list[Case] | None = None) -> Any:
-    """Parametrises a test with `case` and `architecture`: every case that means something on an architecture."""
-    rows = []
-    for case in cases or CASES:
-        meaningful = [name for name in architectures if not (case.causal and name == "bert")]
-        kept = meaningful[CASES.index(case) % len(meaningful)]
-        for architecture in meaningful:
-            marks = [pytest.mark.full] if case.sampled and architecture != kept else []
-            rows.append(pytest.param(case, architecture, id=f"{architecture}-{case.id}", marks=marks))
-    return pytest.mark.parametrize(("case", "architecture"), rows)
+def pairs(architectures: list[str], cases: list[Case] | None = None) -> Callable[[Any], Any]:
+    """Parametrises a test with `case` and `architecture`: every case that means something on an architecture.
+
+    `make test` takes two architectures of each case, or one; which ones goes by the test's name, so that all pairs are
+    met in some tests. `make test-all` takes all.
+    """
+
+    def decorate(test: Any) -> Any:
+        turn = zlib.crc32(test.__name__.encode())
+        rows = []
+        for case in cases or CASES:
+            meaningful = [name for name in architectures if not (case.causal and name == "bert")]
+            first = (CASES.index(case) + turn) % len(meaningful)
+            kept = [meaningful[(first + step) % len(meaningful)] for step in range(1 if case.sampled else 2)]
+            for architecture in meaningful:
+                marks = [] if architecture in kept else [pytest.mark.full]
+                rows.append(pytest.param(case, architecture, id=f"{architecture}-{case.id}", marks=marks))
+        return pytest.mark.parametrize(("case", "architecture"), rows)(test)
+
+    return decorate

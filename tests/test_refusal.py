@@ -91,7 +91,7 @@ def test_remote_code_names_the_package_where_it_is_not_installed(variant: tuple[
     "first",
     [
         "import hf_posenc",
-        "import transformers, hf_posenc",
+        pytest.param("import transformers, hf_posenc", marks=pytest.mark.full),
         "from transformers import GPT2LMHeadModel, LlamaConfig\nimport hf_posenc",
     ],
 )
