@@ -19,15 +19,17 @@ FLOORS = [
     ["__init__"],
     ["plugin", "__main__"],
     ["cli"],
-    ["cli.convert", "cli.push", "cli.schemes", "cli.train"],
+    ["cli.convert", "cli.inspect", "cli.push", "cli.schemes", "cli.train"],
     ["cli.app", "hub.push", "training.run"],
-    ["training.parts"],
+    ["checkpoints.inspection", "training.parts"],
     ["training.request"],
     ["training.recipe"],
     ["training.recovering"],
     ["checkpoints"],
     ["checkpoints.conversion"],
     ["checkpoints.sources"],
+    ["checkpoints.expected"],
+    ["checkpoints.configs"],
     ["training.fitting", "training.teacher"],
     ["conventions", "drift", "models", "reference", "explanation", "handover"],
     ["patches"],
@@ -77,6 +79,7 @@ FLOORS = [
         "engine.bands",
         "engine",
     ],
+    ["limits"],
 ]
 
 
