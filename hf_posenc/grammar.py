@@ -127,7 +127,8 @@ def _check_layers(scheme: type[Scheme], layers: Any) -> list[int] | str | None:
     elif isinstance(layers, (list, tuple)) and 0 < len(layers) <= MOST_LAYERS and all(map(_is_layer, layers)):
         return list(layers)
     raise ValueError(
-        f'{scheme.name}: layers is a list of layer numbers from 0, or a slice such as "0:6" or "3::4"; got {shown(layers)}'
+        f'{scheme.name}: layers is a list of layer numbers from 0, or a slice such as "0:6" or "3::4"; '
+        f"got {shown(layers)}"
     )
 
 

@@ -6,7 +6,7 @@ A config.json comes from strangers: whatever is refused here is refused before a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -33,16 +33,16 @@ SIZES = {
     "vocab_size": 2**26,
     **dict.fromkeys(("type_vocab_size", "num_labels"), 2**20),
 }
-"""Fields of a stock config that models are built from, and the most that each may be: several times the largest known."""
+"""Fields of a stock config that models are built from, and the most that each may be: beyond the largest known."""
 _SHOWN = 500
 _ALLOCATING = ("empty", "zeros", "ones", "full", "rand", "randn")
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, write: Callable[[Any], str] = repr) -> str:
     """A value as an error message shows it, which is short whatever it is."""
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits; a list inside of itself
+        text = write(value)
+    except (TypeError, ValueError, RecursionError):  # a number of thousands of digits; a list inside of itself
         return f"a {type(value).__name__} too long to show"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} letters)"
 
@@ -74,7 +74,7 @@ def refuse_monster(
 
 
 def refuse_sizes(fields: Mapping[str, Any]) -> None:
-    """Raise ValueError if a config's sizes are no sizes, or beyond any model's. Those that are None are not looked at."""
+    """Raise ValueError if a config's sizes are no sizes, or beyond any model's. None is let by."""
     for name, most in SIZES.items():
         value = fields.get(name)
         if value is None:

@@ -20,6 +20,7 @@ from ..limits import (
 
 LARGEST_FILE = 64 * 2**20
 """Bytes of a config.json, or of a note beside it, that is still read."""
+KINDS = {CONFIG_NAME: "config of transformers", "run.json": "note of a training run"}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError("it holds no table of names and values")
         refuse_monster(values, path.name, DEEPEST_CONFIG, MOST_CONFIG_VALUES, LONGEST_CONFIG_TEXT)
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {shown(error)}") from None
+        raise ValueError(f"{path} is no {KINDS.get(path.name, 'table')}: {shown(error)}") from None
     return values
 
 

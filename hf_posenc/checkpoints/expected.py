@@ -1,4 +1,4 @@
-"""The tensors that a config's model has, beside those that a checkpoint's headers tell of. No weight is made or read."""
+"""The tensors that a config's model has, beside those that a checkpoint's headers tell of. No weight is read."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from .shards import Entry
 Tensors = Mapping[str, Entry]
 RENAMED = ((TABLE, PARAMETER), (r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
 """Names of older transformers, which are read under those of today."""
+OPTIONAL = "pooler."
+"""Of BERT, which heads that do not need it leave out of a checkpoint."""
 _NAMED = 4
 
 
@@ -41,7 +43,8 @@ def compare(config: Any, tensors: Tensors) -> tuple[Explanation | None, list[str
     found = {_within(name, prefix): entry.shape for name, entry in _plain(tensors).items()}
     tied = {(_within(one, prefix), _within(other, prefix)) for one, other in model.all_tied_weights_keys.items()}
     there = set(found) | {name for pair in tied if set(pair) & set(found) for name in pair}
-    missing = _not_ignored(set(wanted) - there, model._keys_to_ignore_on_load_missing)
+    absent = _not_ignored(set(wanted) - there, model._keys_to_ignore_on_load_missing)
+    missing = [name for name in absent if not name.startswith(OPTIONAL)]
     unexpected = _not_ignored(set(found) - set(wanted), model._keys_to_ignore_on_load_unexpected)
     problems = (
         [f"{len(missing)} tensors that the config's model needs are missing: {_some(missing)}"] if missing else []
@@ -52,6 +55,8 @@ def compare(config: Any, tensors: Tensors) -> tuple[Explanation | None, list[str
     odd = (
         [f"{len(unexpected)} tensors that the config's model does not have: {_some(unexpected)}"] if unexpected else []
     )
+    if missing != absent:
+        odd.append(f"there is no {OPTIONAL[:-1]}: whoever needs it gets one that is not trained")
     return explanation, problems, odd
 
 

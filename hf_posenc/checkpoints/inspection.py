@@ -1,8 +1,9 @@
-"""What a directory holds, and whether it is whole: said from configs, headers and checksums, without loading weights."""
+"""What a directory holds, and whether it is whole, by configs, headers and checksums: no weights are loaded."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,7 +78,7 @@ class Inspection:
         if self.weights is not None and self.weights != self.directory:
             lines.append(f"  weights       {self.weights}")
         if self.architecture is not None:
-            scheme = "none of ours (a stock model)" if self.kind == "stock" else shown(self.position_scheme)
+            scheme = "none of ours (a stock model)" if self.kind == "stock" else shown(self.position_scheme, json.dumps)
             lines.append(f"  architecture  {self.architecture}")
             lines.append(f"  scheme        {scheme}")
             lines.append(f"  base model    {self.base_model or 'not recorded'}")
@@ -133,7 +134,7 @@ def _look_at_weights(found: Inspection, directory: Path) -> None:
     config = read_config(directory)
     if not isinstance(config, VariantConfig) and model_type not in ARCHITECTURES:
         raise ValueError(
-            f"{directory} holds a {shown(model_type)} model, and hf_posenc knows {sorted(ARCHITECTURES)} and their variants"
+            f"{directory} holds a {shown(model_type)} model; hf_posenc knows {sorted(ARCHITECTURES)} and variants"
         )
     if isinstance(config, VariantConfig):
         config.position_items()

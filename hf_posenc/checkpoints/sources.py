@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +95,15 @@ def _config(directory: Path, source: str | Path) -> Any:
     values = read_fields(directory)
     model_type = values["model_type"]
     if model_type.startswith(VARIANT_PREFIX):
+        scheme = shown(values.get("position_scheme"), json.dumps)
         raise ValueError(
-            f"{source} is a variant already, with the position scheme {shown(values.get('position_scheme'))}. "
+            f"{source} is a variant already, with the position scheme {scheme}. "
             "Convert the checkpoint that it was made from, whose own encoding is where every conversion begins"
         )
     if model_type not in ARCHITECTURES:
         raise ValueError(
-            f"{source} is a {shown(model_type)} model, and hf_posenc knows {sorted(ARCHITECTURES)}: it has no place for a "
-            "position scheme in others"
+            f"{source} is a {shown(model_type)} model, and hf_posenc knows {sorted(ARCHITECTURES)}: it has no place "
+            "for a position scheme in others"
         )
     config = read_config(directory)
     if isinstance(config, VariantConfig):  # read off a field of older transformers
