@@ -154,7 +154,7 @@ def training(model: Path, tmp_path: Path, *more: Any) -> list[Any]:
 def test_a_hostile_scheme_in_a_config_is_refused(name: str, stock: Path, variant: Path, tmp_path: Path) -> None:
     scheme = SCHEMES[name]
     directory = with_fields(variant, tmp_path / "variant", position_scheme=scheme)
-    with bounded(), pytest.raises(ValueError) as error:  # noqa: PT011: each has words of its own
+    with bounded(), pytest.raises(ValueError) as error:  # noqa: PT011
         AutoModel.from_pretrained(directory)
     assert len(str(error.value)) < 2000
     for architecture in ("bert", "gpt2", "llama"):
@@ -273,7 +273,7 @@ def test_a_pickle_is_never_read(kind: str, stock: Path, variant: Path, tmp_path:
 def test_code_that_a_config_names_is_not_run(model_type: str, stock: Path, variant: Path, tmp_path: Path) -> None:
     sprung = tmp_path / "sprung"
     classes = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer")
-    fields = {"model_type": model_type, "auto_map": {name: "trap.Trap" for name in classes}}
+    fields = {"model_type": model_type, "auto_map": dict.fromkeys(classes, "trap.Trap")}
     source = variant if model_type == "posenc_gpt2" else stock
     directory = with_fields(source, tmp_path / "bad", **fields)
     (directory / "trap.py").write_text(f"open({str(sprung)!r}, 'w').close()\nclass Trap: pass\n")

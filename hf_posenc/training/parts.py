@@ -15,6 +15,7 @@ from ..checkpoints.configs import read_config
 from ..checkpoints.shards import read_shards
 from ..config import VariantConfig
 from ..grammar import parse, schedule_of
+from ..patches.attach import plan, with_scheme
 from ..patches.live import ARCHITECTURES
 from ..schedule import with_handover
 from .corpus import Corpus
@@ -40,7 +41,18 @@ def config_of(request: Request) -> Any:
         raise ValueError(f"{request.model} is a stock model: name the position scheme that it shall have with --scheme")
     if not variant and config.model_type not in ARCHITECTURES:
         raise ValueError(f"{request.model} is a {config.model_type!r} model; hf_posenc knows {sorted(ARCHITECTURES)}")
+    _refuse_early(config, request)
     return config
+
+
+def _refuse_early(config: Any, request: Request) -> None:
+    """Before any text is read: weights that are not whole, and a scheme that does not fit the model."""
+    directory = Path(request.model).expanduser()
+    if directory.is_dir():
+        read_shards(directory)
+    variant = config if request.scheme is None else with_scheme(config, request.scheme)
+    with torch.device("meta"):
+        plan(ARCHITECTURES[variant.stock_class.model_type], variant)
 
 
 def load(auto_class: Any, request: Request, **changes: Any) -> Any:
