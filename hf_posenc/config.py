@@ -18,6 +18,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
 from .grammar import Item, parse, schedule_of
+from .limits import refuse_sizes, shown
 from .names import STOCK_CONFIGS, VARIANT_PREFIX
 from .schedule import KEY, at_step
 
@@ -158,6 +159,7 @@ def _make_variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreT
             kwargs.update({field: kept[field] for field in MARKED_FIELDS if field in kept})
         kwargs.pop("auto_map", None)
         from_checkpoint = kwargs.pop("model_type", None) == model_type
+        refuse_sizes(kwargs)
         stock_class.__init__(self, **kwargs)
         self.__dict__[FRESH] = not from_checkpoint
         _announce(stock_class)
@@ -217,7 +219,7 @@ def _become_variant(config: PreTrainedConfig, value: Any) -> None:
     try:
         value = json.loads(json.dumps(value, allow_nan=False))  # a copy of its own, and proof that it can be saved
     except (TypeError, ValueError) as error:
-        raise ValueError(f"position_scheme must be plain JSON, got {value!r}: {error}") from None
+        raise ValueError(f"position_scheme must be plain JSON, got {shown(value)}: {error}") from None
     stock_class = next(cls for cls in type(config).__mro__ if cls in _VARIANTS)
     if not isinstance(config, VariantConfig) and type(config) is not stock_class:
         raise ValueError(

@@ -74,7 +74,7 @@ def _loss(log_probabilities: torch.Tensor, ids: torch.Tensor) -> float:
 def drift_of_checkpoints(before: Path, after: Path, text: Path) -> Drift:
     """Load two checkpoints, cut a text file into rows of their length, and compare them on the first of these."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(before)
+        tokenizer = AutoTokenizer.from_pretrained(before, trust_remote_code=False)
         content = text.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ValueError(f"the drift cannot be measured: {error}") from error
@@ -90,10 +90,10 @@ def drift_of_checkpoints(before: Path, after: Path, text: Path) -> Drift:
 
 def _load(path: Path) -> Any:
     """The model with the head it was saved with, where that is one that predicts tokens; else without a head."""
-    names = AutoConfig.from_pretrained(path).architectures or []
+    names = AutoConfig.from_pretrained(path, trust_remote_code=False).architectures or []
     auto: Any = AutoModel
     if any(name.endswith("ForMaskedLM") for name in names):
         auto = AutoModelForMaskedLM
     elif any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         auto = AutoModelForCausalLM
-    return auto.from_pretrained(path).eval()
+    return auto.from_pretrained(path, use_safetensors=True, trust_remote_code=False).eval()

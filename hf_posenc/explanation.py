@@ -70,11 +70,16 @@ def explain(model: nn.Module) -> Explanation:
 
     Nothing is run but the schemes themselves, on two tokens.
     """
-    bases: list[Any] = [module for module in model.modules() if isinstance(module, BaseVariant)]
-    at_input = tuple(_named(scheme) for base in bases for scheme in base.position_scheme if scheme.at_input)
-    explanation = Explanation(at_input, tuple(report for base in bases for report in _reports(base)))
+    explanation = explained(model)
     print(explanation)
     return explanation
+
+
+def explained(model: nn.Module) -> Explanation:
+    """What `explain` prints. A model on the meta device, without any weights, is taken for one on the CPU."""
+    bases: list[Any] = [module for module in model.modules() if isinstance(module, BaseVariant)]
+    at_input = tuple(_named(scheme) for base in bases for scheme in base.position_scheme if scheme.at_input)
+    return Explanation(at_input, tuple(report for base in bases for report in _reports(base)))
 
 
 def _named(scheme: Any) -> str:
@@ -99,7 +104,7 @@ def _report(module: PositionedAttention, posenc: Positions, base: Any) -> LayerR
     common: dict[str, Any] = {
         "forms": frozenset(map(type, terms)),
         "values": values,
-        "on_cpu": next(base.parameters()).device.type == "cpu",
+        "on_cpu": next(base.parameters()).device.type in ("cpu", "meta"),
     }
     choices = []
     for backend in BACKENDS:

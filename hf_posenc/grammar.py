@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from .limits import MOST_LAYERS, MOST_SCHEMES, refuse_monster, shown
 from .options import Options
 from .schedule import KEY, Schedule, read_schedule
 from .scheme import ModelShape, Scheme
 from .schemes import REGISTER
 
-SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(\d+)?)?")
+SLICE = re.compile(r"(-?\d{1,9})?:(-?\d{1,9})?(?::(\d{1,9})?)?")
 COMMON_KEYS = ("type", "layers", KEY)
 
 
@@ -59,7 +60,10 @@ class Item:
 
 def parse(position_scheme: Any) -> tuple[Item, ...]:
     """Read a `position_scheme`. Whatever is wrong is a ValueError that names the key and what it could be."""
+    refuse_monster(position_scheme)
     if isinstance(position_scheme, (list, tuple)):
+        if len(position_scheme) > MOST_SCHEMES:
+            raise ValueError(f"position_scheme lists {len(position_scheme):,} schemes, and may list {MOST_SCHEMES}")
         if not position_scheme:
             raise ValueError('position_scheme is an empty list; for no position signal at all, say "none"')
         items = tuple(_parse_item(item) for item in position_scheme)
@@ -87,19 +91,19 @@ def _parse_item(item: Any) -> Item:
     if not isinstance(item, dict):
         raise ValueError(
             "position_scheme is a name, a dict with a type, or a list of them; "
-            f"got {item!r} of type {type(item).__name__}"
+            f"got {shown(item)} of type {type(item).__name__}"
         )
     if "type" not in item:
-        raise ValueError(f"position_scheme: {item!r} has no type; it is one of {sorted(REGISTER)}")
+        raise ValueError(f"position_scheme: {shown(item)} has no type; it is one of {sorted(REGISTER)}")
     scheme = REGISTER.get(item["type"]) if isinstance(item["type"], str) else None
     if scheme is None:
-        raise ValueError(f"position_scheme: unknown type {item['type']!r}{nearest(item['type'], REGISTER)}")
+        raise ValueError(f"position_scheme: unknown type {shown(item['type'])}{nearest(item['type'], REGISTER)}")
     options = {key: value for key, value in item.items() if key not in COMMON_KEYS}
     known = [field.name for field in dataclasses.fields(scheme.Options)]
     for key in options:
         if key not in known:
             common = ["type", KEY] if scheme.at_input else COMMON_KEYS
-            raise ValueError(f"{scheme.name}: unknown option {key!r}{nearest(key, [*known, *common])}")
+            raise ValueError(f"{scheme.name}: unknown option {shown(key)}{nearest(key, [*known, *common])}")
     try:
         built = scheme.Options(**options)
     except ValueError as error:
@@ -120,10 +124,11 @@ def _check_layers(scheme: type[Scheme], layers: Any) -> list[int] | str | None:
         match = SLICE.fullmatch(layers)
         if match and int(match[3] or 1) > 0:
             return layers
-    elif isinstance(layers, (list, tuple)) and layers and all(map(_is_layer, layers)):
+    elif isinstance(layers, (list, tuple)) and 0 < len(layers) <= MOST_LAYERS and all(map(_is_layer, layers)):
         return list(layers)
     raise ValueError(
-        f'{scheme.name}: layers is a list of layer numbers from 0, or a slice such as "0:6" or "3::4"; got {layers!r}'
+        f'{scheme.name}: layers is a list of layer numbers from 0, or a slice such as "0:6" or "3::4"; '
+        f"got {shown(layers)}"
     )
 
 
@@ -134,6 +139,6 @@ def _is_layer(value: Any) -> bool:
 def nearest(wrong: Any, valid: Iterable[str]) -> str:
     """The end of an error message: the nearest valid name, if one is near, and all of them."""
     names = sorted(valid)
-    close = difflib.get_close_matches(str(wrong), names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(shown(wrong).strip("'")[:80], names, n=1, cutoff=0.5)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return f"{hint}; it is one of {names}"

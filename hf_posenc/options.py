@@ -9,6 +9,8 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from .limits import LARGEST_NUMBER, shown
+
 Check = Callable[[Any], "str | None"]
 
 
@@ -41,10 +43,12 @@ class Options:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not fits(hints[field.name], value):
-                raise ValueError(f"{field.name} must be {spell(hints[field.name])}, got {value!r}")
+                raise ValueError(f"{field.name} must be {spell(hints[field.name])}, got {shown(value)}")
+            if isinstance(value, int) and value > LARGEST_NUMBER:
+                raise ValueError(f"{field.name} must be at most {LARGEST_NUMBER:,}, got {shown(value)}")
             check = field.metadata["check"]
             if value is not None and check is not None and (problem := check(value)):
-                raise ValueError(f"{field.name} {problem}, got {value!r}")
+                raise ValueError(f"{field.name} {problem}, got {shown(value)}")
 
 
 def fits(hint: Any, value: Any) -> bool:

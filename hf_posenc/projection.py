@@ -30,7 +30,8 @@ def orthogonal_rows(waves: list[int], width: int, device: torch.device, dtype: t
 
 def projected(values: torch.Tensor, waves: list[int], width: int) -> torch.Tensor:
     """(..., one a wave) to (..., width). Not under autocast, which would make one of neighbouring positions."""
-    with torch.autocast(values.device.type, enabled=False):
+    kind = values.device.type
+    with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):
         return values @ orthogonal_rows(waves, width, values.device, values.dtype)
 
 

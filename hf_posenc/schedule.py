@@ -11,6 +11,8 @@ import dataclasses
 import math
 from typing import Any, Literal, get_args
 
+from .limits import LARGEST_NUMBER, shown
+
 Shape = Literal["linear", "cosine"]
 KEY = "handover"
 KEYS = ("from", "steps", "shape", "step")
@@ -38,22 +40,24 @@ class Schedule:
 def read_schedule(value: Any) -> Schedule:
     """Read the value of `handover`; whatever is wrong is a ValueError."""
     if not isinstance(value, dict):
-        raise ValueError(f'handover is a dict such as {{"from": "stock", "steps": 1000}}, got {value!r}')
+        raise ValueError(f'handover is a dict such as {{"from": "stock", "steps": 1000}}, got {shown(value)}')
     for key in value:
         if key not in KEYS:
-            raise ValueError(f"handover: unknown option {key!r}; it takes {list(KEYS)}")
+            raise ValueError(f"handover: unknown option {shown(key)}; it takes {list(KEYS)}")
     if value.get("from", "stock") != "stock":
         raise ValueError(
-            f'handover: from is "stock", the encoding that the architecture itself has; got {value["from"]!r}'
+            f'handover: from is "stock", the encoding that the architecture itself has; got {shown(value["from"])}'
         )
     if value.get("shape", "linear") not in get_args(Shape):
-        raise ValueError(f"handover: shape is one of {list(get_args(Shape))}, got {value['shape']!r}")
+        raise ValueError(f"handover: shape is one of {list(get_args(Shape))}, got {shown(value['shape'])}")
     if "steps" not in value:
         raise ValueError("handover needs steps: the number of training steps over which the old encoding gives way")
     for key, least in (("steps", 1), ("step", 0)):
         number = value.get(key, least)
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise ValueError(f"handover: {key} must be a whole number of at least {least}, got {number!r}")
+            raise ValueError(f"handover: {key} must be a whole number of at least {least}, got {shown(number)}")
+        if number > LARGEST_NUMBER:
+            raise ValueError(f"handover: {key} must be at most {LARGEST_NUMBER:,}, got {shown(number)}")
     return Schedule(value["steps"], value.get("shape", "linear"), value.get("step", 0))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
+from hf_posenc.limits import refuse_sizes
 from hf_posenc.scheme import ModelShape
 
 
@@ -45,6 +46,7 @@ class Architecture:
     """Raise ValueError for settings under which the attention function is not asked for."""
 
     def shape(self, config: Any) -> ModelShape:
+        refuse_sizes(vars(config))
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return ModelShape(
             hidden_size=config.hidden_size,

@@ -12,8 +12,9 @@ from transformers import initialization as init
 
 from hf_posenc.attention import refuse_backend
 from hf_posenc.grammar import Item, items_of_stock, schedule_of
+from hf_posenc.limits import SchemeBudget
 from hf_posenc.schedule import Schedule, progress_of
-from hf_posenc.scheme import LAYER_SEAMS, STOCK_ROTATION, LayerPart, Scheme
+from hf_posenc.scheme import LAYER_SEAMS, STOCK_ROTATION, LayerPart, ModelShape, Scheme
 
 from .architecture import Architecture, NoRotation, NoTable
 
@@ -63,6 +64,11 @@ def plan(architecture: Architecture, config: Any) -> Plan:
     architecture.refuse_config(config)
     new = config.position_items()
     shape = architecture.shape(config)
+    with SchemeBudget(shape.num_layers, shape.hidden_size):
+        return _planned(architecture, config, new, shape)
+
+
+def _planned(architecture: Architecture, config: Any, new: tuple[Item, ...], shape: ModelShape) -> Plan:
     schedule = schedule_of(new)
     schemes = [item.build(shape) for item in new]
     old = _given_up(architecture, schemes) if schedule is not None else ()

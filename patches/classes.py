@@ -18,6 +18,7 @@ from hf_posenc.attention import refuse_backend
 from hf_posenc.caches import annotate_cache, filled_caches, self_attention_cache
 from hf_posenc.config import VariantConfig, variant_config_class
 from hf_posenc.context import mean_of_words, remember_words
+from hf_posenc.limits import refuse_sizes
 from hf_posenc.positions import Located, Needs, locate, tokens_of
 from hf_posenc.scheme import Scheme, tracing
 
@@ -47,6 +48,7 @@ class Variant:
             if scheme is None:
                 raise ValueError(f"{type(self).__name__} needs a config with a position_scheme, got {type(config)}")
             config = with_scheme(config, scheme)
+        refuse_sizes(vars(config))
         config.position_items()
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         self._take_schemes_in()

@@ -20,7 +20,7 @@ FLOORS = [
     ["__init__"],
     ["plugin", "__main__"],
     ["cli"],
-    ["cli.convert", "cli.eval", "cli.plot", "cli.push", "cli.schemes", "cli.train"],
+    ["cli.convert", "cli.eval", "cli.inspect", "cli.plot", "cli.push", "cli.schemes", "cli.train"],
     ["cli.app", "hub.push", "training.run"],
     ["evaluation.run"],
     ["evaluation.figures"],
@@ -40,13 +40,15 @@ FLOORS = [
     ["analysis.vectors"],
     ["analysis.subjects"],
     ["analysis.probes", "analysis.subspaces", "analysis.texts"],
-    ["training.parts"],
+    ["checkpoints.inspection", "training.parts"],
     ["training.request"],
     ["training.recipe"],
     ["training.recovering"],
     ["checkpoints"],
     ["checkpoints.conversion"],
     ["checkpoints.sources"],
+    ["checkpoints.expected"],
+    ["checkpoints.configs"],
     ["training.fitting", "training.teacher"],
     ["conventions", "drift", "models", "reference", "explanation", "handover"],
     ["patches"],
@@ -96,6 +98,7 @@ FLOORS = [
         "engine.bands",
         "engine",
     ],
+    ["limits"],
 ]
 
 

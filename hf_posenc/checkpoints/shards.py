@@ -24,6 +24,8 @@ BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+"""Endings of files that are, or may be, pickles: none is ever read."""
 
 
 class CorruptShard(ValueError):
@@ -167,7 +169,17 @@ def read_shards(directory: Path) -> tuple[Shard, ...]:
         return shards
     if single.is_file():
         return (Shard.read(single),)
-    raise ValueError(
-        f"{directory} has no {SAFE_WEIGHTS_NAME}: only safetensors are read. A checkpoint of another format can be "
-        "loaded and saved again with save_pretrained"
+    found = pickles_in(directory)
+    instead = (
+        f" There is {found[0]}, a pickle, which could run anything on your machine when it is read." if found else ""
     )
+    raise ValueError(
+        f"{directory} has no {SAFE_WEIGHTS_NAME}: only safetensors are read.{instead} A checkpoint of another format "
+        "can be loaded, if you trust it, and saved again with save_pretrained"
+    )
+
+
+def pickles_in(directory: Path) -> list[str]:
+    """Paths inside of a directory of the files that are pickles by their name."""
+    found = (path for path in directory.rglob("*") if path.suffix.lower() in PICKLES and path.is_file())
+    return sorted(path.relative_to(directory).as_posix() for path in found)

@@ -7,13 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from ..config import VariantConfig
+from ..limits import shown
 from ..names import VARIANT_PREFIX
 from ..patches.architecture import Architecture
 from ..patches.live import ARCHITECTURES
+from .configs import read_config, read_fields
+from .expected import layers_in
 from .shards import Shard, read_shards
 
 COMPANIONS = (
@@ -57,7 +59,19 @@ class Source:
         directory = _directory(source, hub)
         config = _config(directory, source)
         architecture = ARCHITECTURES[config.model_type]
-        return cls(directory, config, architecture, read_shards(directory))
+        shards = read_shards(directory)
+        _refuse_other_sizes(config, architecture, shards)
+        return cls(directory, config, architecture, shards)
+
+
+def _refuse_other_sizes(config: Any, architecture: Architecture, shards: tuple[Shard, ...]) -> None:
+    """What is made new is as large as the config says: the files must bear it out."""
+    entries = {name: entry for shard in shards for name, entry in shard.entries.items()}
+    layers = layers_in(architecture, entries)
+    if config.num_hidden_layers > layers:
+        raise ValueError(f"config.json is of {config.num_hidden_layers} layers, and the weights are of {layers}")
+    if not any(config.hidden_size in entry.shape for entry in entries.values()):
+        raise ValueError(f"config.json is of a model {config.hidden_size:,} wide, and no tensor of the weights is")
 
 
 def _directory(source: str | Path, hub: dict[str, Any]) -> Path:
@@ -78,25 +92,20 @@ def _directory(source: str | Path, hub: dict[str, Any]) -> Path:
 
 
 def _config(directory: Path, source: str | Path) -> Any:
-    path = directory / "config.json"
-    if not path.is_file():
-        raise ValueError(f"{directory} has no config.json, so that it is no checkpoint of transformers")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        model_type = values["model_type"]
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is no config of transformers: {error!r}") from None
-    if str(model_type).startswith(VARIANT_PREFIX):
+    values = read_fields(directory)
+    model_type = values["model_type"]
+    if model_type.startswith(VARIANT_PREFIX):
+        scheme = shown(values.get("position_scheme"), json.dumps)
         raise ValueError(
-            f"{source} is a variant already, with the position scheme {json.dumps(values.get('position_scheme'))}. "
+            f"{source} is a variant already, with the position scheme {scheme}. "
             "Convert the checkpoint that it was made from, whose own encoding is where every conversion begins"
         )
     if model_type not in ARCHITECTURES:
         raise ValueError(
-            f"{source} is a {model_type!r} model, and hf_posenc knows {sorted(ARCHITECTURES)}: it has no place for a "
-            "position scheme in others"
+            f"{source} is a {shown(model_type)} model, and hf_posenc knows {sorted(ARCHITECTURES)}: it has no place "
+            "for a position scheme in others"
         )
-    config = AutoConfig.from_pretrained(directory)
+    config = read_config(directory)
     if isinstance(config, VariantConfig):  # read off a field of older transformers
         raise ValueError(
             f"{source} has relative positions of transformers 4, whose parameters have other names: load it with "

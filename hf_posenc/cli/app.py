@@ -41,8 +41,10 @@ def scheme_of(text: str) -> Any:
         return text
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--scheme must be the name of a scheme or JSON, and {text!r} is neither: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"--scheme must be the name of a scheme or JSON, and {text[:500]!r} is neither: {error}"
+        ) from None
 
 
 @app.callback()

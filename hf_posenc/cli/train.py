@@ -154,11 +154,12 @@ def request_of(asked: dict[str, Any]) -> tuple[Request, dict[str, Any]]:
 
 def training_arguments(request: Request, from_file: dict[str, Any], from_line: list[str]) -> Any:
     """TrainingArguments from what the file and the command line say, in this order."""
-    from transformers import AutoConfig, HfArgumentParser, TrainingArguments
+    from transformers import HfArgumentParser, TrainingArguments
 
+    from ..training.parts import config_of
     from ..training.recipe import recommended_learning_rate
 
-    model = AutoConfig.from_pretrained(request.model, revision=request.revision)
+    model = config_of(request)
     options = {**OTHER_DEFAULTS, "learning_rate": recommended_learning_rate(model), **from_file}
     line = []
     for name, value in options.items():

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import AutoConfig
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
+from ..checkpoints.configs import read_config, read_fields, read_json
 from ..checkpoints.shards import Shard, read_shards
 from ..checkpoints.sources import COMPANIONS
 from ..config import SHIM, VariantConfig, write_shim
@@ -127,22 +127,18 @@ def push_directory(
 
 def _variant_in(directory: Path) -> tuple[Any, tuple[Shard, ...]]:
     """The config and shards of a directory that holds a whole variant; ValueError for any other."""
-    path = directory / CONFIG_NAME
-    if not path.is_file():
+    if not (directory / CONFIG_NAME).is_file():
         raise ValueError(f"{directory} has no {CONFIG_NAME}: name the directory that a variant was saved to")
-    try:
-        model_type = json.loads(path.read_text(encoding="utf-8"))["model_type"]
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is no config of transformers: {error!r}") from None
-    if not str(model_type).startswith(VARIANT_PREFIX):
+    model_type = read_fields(directory)["model_type"]
+    if not model_type.startswith(VARIANT_PREFIX):
         raise ValueError(
             f"{directory} holds a {model_type!r} model without a position scheme: make a variant of it with `hf-posenc "
             "convert`, or push it as it is with `hf upload`"
         )
     note = directory / NOTE
-    if note.is_file() and not json.loads(note.read_text(encoding="utf-8")).get("finished"):
+    if note.is_file() and not read_json(note).get("finished"):
         raise ValueError(f"{directory} holds a training run that is not finished: ask for it again to go on with it")
-    config = AutoConfig.from_pretrained(directory)
+    config = read_config(directory)
     assert isinstance(config, VariantConfig)
     config.position_items()
     return config, read_shards(directory)

@@ -121,7 +121,7 @@ def upload_saved(
     files = {path.relative_to(directory).as_posix(): path for top in changed for path in _files_in(top)}
     put, there = Readme.read((directory / README).read_text(encoding="utf-8")), remote.readme()
     if there is None or there.may_be_replaced:
-        config = AutoConfig.from_pretrained(directory)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         assert isinstance(config, VariantConfig)
         known = there or Readme({}, "")
         subject = subject_in(directory, repo, config, config.base_model or known.metadata.get("base_model"), revision)

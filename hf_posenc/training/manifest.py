@@ -26,7 +26,7 @@ def what_is_wrong(directory: Path) -> str | None:
     try:
         listed = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         wanted = {name: (entry["size"], entry["sha256"]) for name, entry in listed.items()}
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
         return f"its {MANIFEST} cannot be read ({error!r})"
     for name, (size, digest) in wanted.items():
         path = directory / name

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
+from ..checkpoints.configs import read_config
+from ..checkpoints.shards import read_shards
 from ..config import VariantConfig
 from ..grammar import parse, schedule_of
+from ..patches.attach import plan, with_scheme
 from ..patches.live import ARCHITECTURES
 from ..schedule import with_handover
 from .corpus import Corpus
@@ -27,7 +30,7 @@ MOST_OWN_ROWS = 4096
 
 
 def config_of(request: Request) -> Any:
-    config = AutoConfig.from_pretrained(request.model, revision=request.revision)
+    config = read_config(request.model, request.revision)
     variant = isinstance(config, VariantConfig)
     if variant and request.scheme is not None:
         raise ValueError(
@@ -38,11 +41,32 @@ def config_of(request: Request) -> Any:
         raise ValueError(f"{request.model} is a stock model: name the position scheme that it shall have with --scheme")
     if not variant and config.model_type not in ARCHITECTURES:
         raise ValueError(f"{request.model} is a {config.model_type!r} model; hf_posenc knows {sorted(ARCHITECTURES)}")
+    _refuse_early(config, request)
     return config
 
 
+def _refuse_early(config: Any, request: Request) -> None:
+    """Before any text is read: weights that are not whole, and a scheme that does not fit the model."""
+    directory = Path(request.model).expanduser()
+    if directory.is_dir():
+        read_shards(directory)
+    variant = config if request.scheme is None else with_scheme(config, request.scheme)
+    with torch.device("meta"):
+        plan(ARCHITECTURES[variant.stock_class.model_type], variant)
+
+
 def load(auto_class: Any, request: Request, **changes: Any) -> Any:
-    return auto_class.from_pretrained(request.model, revision=request.revision, **changes)
+    return _loaded(auto_class, request.model, revision=request.revision, **changes)
+
+
+def _loaded(auto_class: Any, source: str, **changes: Any) -> Any:
+    """From safetensors only, and without any code of the checkpoint's own."""
+    if Path(source).expanduser().is_dir():
+        read_shards(Path(source).expanduser())
+    try:
+        return auto_class.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **changes)
+    except OSError as error:
+        raise ValueError(f"{source} cannot be loaded; only safetensors are read: {error}") from error
 
 
 def student_of(request: Request, objective: Objective, handover_steps: int | None) -> Any:
@@ -59,7 +83,7 @@ def teacher_of(request: Request, objective: Objective, config: Any, packing: boo
     if not request.recipe.teacher:
         return None
     if request.teacher is not None:
-        return Teacher(objective.auto_class.from_pretrained(request.teacher))
+        return Teacher(_loaded(objective.auto_class, request.teacher))
     if request.scheme is None:
         return None  # a variant, whose original is not known
     # A stock encoder does not tell the documents of a row apart; with its own table as a scheme it does.
@@ -70,10 +94,10 @@ def teacher_of(request: Request, objective: Objective, config: Any, packing: boo
 def tokenizer_of(request: Request, objective: Objective) -> Any:
     if request.data == SELF and objective is Objective.CAUSAL:
         try:
-            return AutoTokenizer.from_pretrained(request.model, revision=request.revision)
+            return AutoTokenizer.from_pretrained(request.model, revision=request.revision, trust_remote_code=False)
         except (OSError, ValueError):
             return None  # text of a model's own is tokens from the start
-    tokenizer = AutoTokenizer.from_pretrained(request.model, revision=request.revision)
+    tokenizer = AutoTokenizer.from_pretrained(request.model, revision=request.revision, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

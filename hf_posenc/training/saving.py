@@ -17,6 +17,7 @@ from torch import nn
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
+from ..checkpoints.shards import read_shards
 from .manifest import seal, sync, what_is_wrong
 from .sharded import gathered_optimizer, gathered_weights, is_finite_everywhere, share_out_optimizer
 from .state_files import random_state, read_state, set_random_state, write_state
@@ -136,6 +137,7 @@ class WholeCheckpoints:
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: Any = None) -> None:
+        read_shards(Path(resume_from_checkpoint))  # where there are none, transformers would read a pickle
         if not self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 

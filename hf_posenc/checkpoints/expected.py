@@ -1,0 +1,111 @@
+"""The tensors that a config's model has, beside those that a checkpoint's headers tell of. No weight is read."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import initialization as init
+from transformers.utils import logging
+
+from ..config import VariantConfig
+from ..explanation import Explanation, explained
+from ..legacy import PARAMETER, TABLE
+from ..limits import shown
+from ..patches.architecture import Architecture
+from ..patches.live import ARCHITECTURES
+from .shards import Entry
+
+Tensors = Mapping[str, Entry]
+RENAMED = ((TABLE, PARAMETER), (r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
+"""Names of older transformers, which are read under those of today."""
+OPTIONAL = "pooler."
+"""Of BERT, which heads that do not need it leave out of a checkpoint."""
+_NAMED = 4
+
+
+def compare(config: Any, tensors: Tensors) -> tuple[Explanation | None, list[str], list[str]]:
+    """What acts in the model that a config tells of; what is wrong with the tensors for it; and what is odd."""
+    stock = config.stock_class.model_type if isinstance(config, VariantConfig) else config.model_type
+    architecture = ARCHITECTURES[stock]
+    layers = layers_in(architecture, tensors)
+    if config.num_hidden_layers > layers:
+        return None, [f"config.json is of {config.num_hidden_layers} layers, and the weights are of {layers}"], []
+    model = skeleton(config, architecture)
+    explanation = explained(model)
+    if getattr(config, "quantization_config", None):
+        return explanation, [], ["its weights are quantised: that there are all of them was not checked"]
+    prefix = architecture.base.base_model_prefix + "."
+    wanted = {_within(name, prefix): tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {_within(name, prefix): entry.shape for name, entry in _plain(tensors).items()}
+    tied = {(_within(one, prefix), _within(other, prefix)) for one, other in model.all_tied_weights_keys.items()}
+    there = set(found) | {name for pair in tied if set(pair) & set(found) for name in pair}
+    absent = _not_ignored(set(wanted) - there, model._keys_to_ignore_on_load_missing)
+    missing = [name for name in absent if not name.startswith(OPTIONAL)]
+    unexpected = _not_ignored(set(found) - set(wanted), model._keys_to_ignore_on_load_unexpected)
+    problems = (
+        [f"{len(missing)} tensors that the config's model needs are missing: {_some(missing)}"] if missing else []
+    )
+    for name in sorted(set(wanted) & set(found)):
+        if wanted[name] != found[name]:
+            problems.append(f"{name} is of shape {found[name]}, and the config's model needs {wanted[name]}")
+    odd = (
+        [f"{len(unexpected)} tensors that the config's model does not have: {_some(unexpected)}"] if unexpected else []
+    )
+    if missing != absent:
+        odd.append(f"there is no {OPTIONAL[:-1]}: whoever needs it gets one that is not trained")
+    return explanation, problems, odd
+
+
+def layers_in(architecture: Architecture, tensors: Tensors) -> int:
+    """How many layers the names of tensors tell of."""
+    number = re.compile(rf"(?:^|\.){re.escape(architecture.layers)}\.(\d{{1,9}})\.")
+    return 1 + max((int(found[1]) for name in tensors if (found := number.search(name))), default=-1)
+
+
+def skeleton(config: Any, architecture: Architecture) -> Any:
+    """The model that a config tells of, without any numbers in it."""
+    names = config.architectures if isinstance(config.architectures, list) else []
+    name = str(names[0]).removeprefix("PosEnc") if names else architecture.base.__name__
+    cls = getattr(sys.modules[architecture.family.__module__], name, None)
+    if not (isinstance(cls, type) and issubclass(cls, architecture.family)):
+        known = architecture.base.__name__
+        raise ValueError(f"config.json names the architecture {shown(names[0])}, which is none of {known}'s family")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with torch.device("meta"), init.no_init_weights():
+            return cls(config)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever the stock constructors make of fields that do not go together
+        raise ValueError(f"no model can be built from config.json: {shown(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _plain(tensors: Tensors) -> dict[str, Entry]:
+    """Under the names of today, and without adapters that a run has put in."""
+    plain = {}
+    for name, entry in tensors.items():
+        if ".lora_" not in name:
+            for old, new in RENAMED:
+                name = re.sub(old, new, name)
+            plain[name.replace(".base_layer.", ".")] = entry
+    return plain
+
+
+def _within(name: str, prefix: str) -> str:
+    """A name as the model without a head has it: checkpoints of a head and of none are read by either."""
+    return name.removeprefix(prefix)
+
+
+def _not_ignored(names: set[str], patterns: Any) -> list[str]:
+    return sorted(name for name in names if not any(re.search(pattern, name) for pattern in patterns or ()))
+
+
+def _some(names: list[str]) -> str:
+    return shown(names[:_NAMED]) + (" and others" if len(names) > _NAMED else "")
