@@ -53,7 +53,7 @@ def save(accelerator: Accelerator, place: Path) -> None:
 
 
 def main(given: argparse.Namespace) -> None:
-    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    accelerator = Accelerator(cpu=given.cpu, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     set_seed(given.seed)
     kept = sorted((given.output_dir / "checkpoints").glob("step-*"))
     tokenizer = AutoTokenizer.from_pretrained(given.model)
@@ -66,7 +66,9 @@ def main(given: argparse.Namespace) -> None:
     handover = hf_posenc.Handover(model, json.loads(given.scheme), steps=given.handover_steps or 1)
     if not kept:
         found = hf_posenc.fit(model, rows[: 2 * given.fit_steps], projections=True, steps=given.fit_steps)
-        accelerator.print(f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from that of the old encoding")
+        accelerator.print(
+            f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from that of the old encoding"
+        )
     if not given.handover_steps:
         handover.finish()
 
@@ -90,7 +92,7 @@ def main(given: argparse.Namespace) -> None:
         lesson = teacher.look_at({"input_ids": ids})
         with recorded(layers) as states:
             logits = model(ids, use_cache=False).logits
-        # What goes into the first layer comes first: a table of positions that is gone cannot be learnt there.
+        # states[0] is what goes into the first layer: without the old table, no training makes that the same.
         loss = sum(lesson.parts(Weights(), logits, states[1:], None).values())
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
@@ -128,5 +130,6 @@ if __name__ == "__main__":
     parser.add_argument("--batch-size", type=int, default=8, help="rows of a process and step")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--save-every", type=int, default=100)
+    parser.add_argument("--cpu", action="store_true", help="without this, several processes need a GPU each")
     parser.add_argument("--seed", type=int, default=0)
     main(parser.parse_args())

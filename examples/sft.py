@@ -3,7 +3,7 @@
 python examples/sft.py --model openai-community/gpt2 --scheme rope --data pairs.jsonl --output-dir out
 
 Each line of the data has a "prompt" and a "completion". Several of them are packed into a row: a variant tells them
-apart by their positions on every attention backend, where stock models need FlashAttention for that.
+apart by their positions, on every attention backend.
 """
 
 from __future__ import annotations
