@@ -3,7 +3,8 @@
 python examples/accelerate_loop.py --model openai-community/gpt2 --scheme t5 --data text.txt --output-dir out
 accelerate launch --config_file examples/configs/ddp.yaml examples/accelerate_loop.py --model ...
 
-Given again after it was cut short, the same command goes on from the last checkpoint.
+Given again after it was cut short, the same command goes on from the last checkpoint. In many processes each has a
+copy of the model (DDP); `hf-posenc train` also does it in shards.
 """
 
 from __future__ import annotations
@@ -63,12 +64,11 @@ def main(given: argparse.Namespace) -> None:
     # once. Before the optimizer and before `prepare`, because what gives way is frozen.
     teacher = Teacher(AutoModelForCausalLM.from_pretrained(given.model).to(accelerator.device))
     model = AutoModelForCausalLM.from_pretrained(given.model).to(accelerator.device).train()
-    handover = hf_posenc.Handover(model, json.loads(given.scheme), steps=given.handover_steps or 1)
+    scheme = json.loads(given.scheme) if given.scheme[0] in "[{" else given.scheme
+    handover = hf_posenc.Handover(model, scheme, steps=given.handover_steps or 1)
     if not kept:
         found = hf_posenc.fit(model, rows[: 2 * given.fit_steps], projections=True, steps=given.fit_steps)
-        accelerator.print(
-            f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from that of the old encoding"
-        )
+        accelerator.print(f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from what it was")
     if not given.handover_steps:
         handover.finish()
 
@@ -112,15 +112,10 @@ def main(given: argparse.Namespace) -> None:
     accelerator.end_training()
 
 
-def scheme(text: str) -> str:
-    """A name, or JSON."""
-    return text if text.lstrip().startswith(("{", "[")) else json.dumps(text)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a stock causal checkpoint: a directory or a Hub id")
-    parser.add_argument("--scheme", required=True, type=scheme, help="the name of a position scheme, or JSON")
+    parser.add_argument("--scheme", required=True, help="the name of a position scheme, or JSON")
     parser.add_argument("--data", required=True, type=Path, help="a text file")
     parser.add_argument("--output-dir", required=True, type=Path)
     parser.add_argument("--steps", type=int, default=1000)
