@@ -16,6 +16,8 @@ from .stages import Staged
 from .teacher import Lesson, Teacher, Weights, layers_of, recorded
 
 LABELS = "labels"
+PARTS = ("divergence", "distance", LABELS)
+"""What a loss beside a teacher is made of."""
 
 
 class RecoveryTrainer(WholeCheckpoints, Trainer):
@@ -95,7 +97,7 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
     def _weighed(self, lesson: Lesson, outputs: Any, states: list[torch.Tensor], inputs: dict[str, Any]) -> Any:
         parts = lesson.parts(self.weights, getattr(outputs, "logits", None), states, inputs.get("attention_mask"))
         if self.weights.labels and LABELS in inputs:
-            parts["labels"] = self.weights.labels * outputs.loss
+            parts[LABELS] = self.weights.labels * outputs.loss
         if not parts:
             raise ValueError("nothing is learnt: the teacher's predictions and states, and the labels, all weigh 0")
         if torch.is_grad_enabled():
@@ -107,6 +109,16 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
             total, count = self._parts.get(name, (0.0, 0))
             self._parts[name] = (total + value.detach().float(), count + 1)  # type: ignore[assignment]
 
+    def _means_of_parts(self) -> dict[str, float]:
+        """Over all processes, as the loss beside them is; one of them may have had no batch with a teacher."""
+        found = [self._parts.get(name, (0.0, 0)) for name in PARTS]
+        sums = torch.tensor([[float(total), count] for total, count in found], device=self.args.device)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(sums)
+        return {
+            name: round(total / count, 6) for name, (total, count) in zip(PARTS, sums.tolist(), strict=True) if count
+        }
+
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
         self._sound = torch.isfinite(loss) if self._sound is None else self._sound & torch.isfinite(loss)
@@ -117,7 +129,7 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
         if "loss" in logs:
             if self._sound is not None and not self._sound:
                 raise NotFinite("the loss", self.state, checkpoints_in(Path(self.args.output_dir)))
-            logs |= {name: round(float(total) / count, 6) for name, (total, count) in self._parts.items()}
+            logs |= self._means_of_parts() if self.teacher is not None else {}
             self._parts = {}
         if self.predicts_tokens and "eval_loss" in logs:
             logs["eval_perplexity"] = math.exp(min(logs["eval_loss"], 700.0))
