@@ -72,8 +72,7 @@ def interleaved_job(group: str, setting: str, length: int, runs: Callable[[], di
 def attention_alone(lengths: list[int], settings: list[str]) -> Iterator[Job]:
     for setting in settings:
         for length in lengths:
-            if length < GREATEST or not (ATTENTION[setting][1]["batch"] == 4 or "both ways" in setting):
-                yield Job("attention", setting, length, functools.partial(_attention, setting, length))
+            yield Job("attention", setting, length, functools.partial(_attention, setting, length))
 
 
 def _attention(setting: str, length: int) -> list[Measured]:
@@ -152,11 +151,11 @@ def everything() -> Iterator[Job]:
     yield from attention_alone([512, 1024, 2048, 4096], list(ATTENTION))
     yield from whole_models("encoders", models.ENCODERS, [512, 1024, 2048, 4096], square_below=2048)
     yield from whole_models("encoders", models.ENCODERS, [512], batch=4)
-    yield from whole_models("encoders", models.ENCODERS, [512, 1024, 2048], train=True, square_below=2048)
+    yield from whole_models("encoders", models.ENCODERS, [512, 1024, 2048, 4096], train=True, square_below=2048)
     yield from whole_models("decoders", models.DECODERS, [512, 1024, 2048, 4096])
-    yield from whole_models("decoders", models.DECODERS, [512, 1024, 2048], train=True, square_below=2048)
+    yield from whole_models("decoders", models.DECODERS, [512, 1024, 2048, 4096], train=True, square_below=2048)
     yield from whole_models("llamas", models.LLAMAS, [512, 1024, 2048, 4096])
-    yield from whole_models("llamas", models.LLAMAS, [512, 1024, 2048], train=True)
+    yield from whole_models("llamas", models.LLAMAS, [512, 1024, 2048, 4096], train=True)
     yield from decoded(512, 5)
     yield from decoded_behind([512, 1024, 2048, 4096])
     yield from memories()

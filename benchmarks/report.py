@@ -28,7 +28,7 @@ heads of 64, whole models are 4 layers of width 768 with 12 heads, all in float3
 is done once a forward: it is in the figures of whole models, and not in those of attention alone. Memory is the peak
 of a fresh process above what it had before, the least of {samples} (of whole models: one). Everything under one
 setting and length is of one run; others may be of another, where they were measured again by themselves (`--only`,
-`--missing`).
+`--missing`). Empty places are those of models that write out all weights, which take too long for so many rounds.
 """
 
 

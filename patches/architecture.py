@@ -37,6 +37,8 @@ class Architecture:
     """Path from a layer to its cross-attention, where it needs to be kept from seeing positions."""
     table: str | None = None
     """Path from the base model to its own position table."""
+    constant: str | None = None
+    """Path from the base model to an embedding that can hold what a table adds at all positions alike."""
     rotary: str | None = None
     """Path from the base model to its own rotation."""
     is_causal: Callable[[Any], bool]

@@ -46,6 +46,7 @@ BERT = Architecture(
     self_attention="attention.self",
     cross_attention="crossattention.self",
     table="embeddings.position_embeddings",
+    constant="embeddings.token_type_embeddings",
     is_causal=lambda config: config.is_decoder,
     fill_inputs=_token_types,
 )

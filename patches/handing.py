@@ -62,14 +62,21 @@ def _schedule(base: Any) -> Schedule | None:
     return schedule_of(parse(base.built_scheme))
 
 
+def table_that_gives_way(base: Any) -> nn.Parameter | None:
+    """The architecture's own table, if a handover is under way at whose end it will be gone."""
+    kept = list(base.position_scheme)[: base.num_new_schemes]
+    if not base.architecture.table or _schedule(base) is None or any(scheme.keeps_table() for scheme in kept):
+        return None
+    (weight,) = base.get_submodule(base.architecture.table).parameters()
+    return weight
+
+
 def take_in_hand(model: nn.Module) -> None:
     """Make a model ready to be moved along: what gives way is not trained, since it will be gone."""
     for base in bases_of(model):
         base.__dict__["waits_for_handover"] = False
-        kept = list(base.position_scheme)[: base.num_new_schemes]
-        gives_way = _schedule(base) is not None and not any(scheme.keeps_table() for scheme in kept)
-        if base.architecture.table and gives_way:
-            (weight,) = base.get_submodule(base.architecture.table).parameters()
+        weight = table_that_gives_way(base)
+        if weight is not None:
             base.__dict__["froze_table"] = weight.requires_grad
             weight.requires_grad_(False)
     give_own_configs(model, VariantConfig)

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from ..attention import PositionedAttention, schemes_at, score_terms, turned
 from ..engine.scores import written_out
 from ..patches.attach import share_out
-from ..patches.handing import bases_of, schedule_in
+from ..patches.handing import bases_of, schedule_in, table_that_gives_way
 from ..scheme import Content, Positions
 from .parameters import is_of_scheme
 
@@ -73,8 +73,9 @@ def fit(
     """Fit the new schemes of a model at the start of its handover to the old encoding, on token ids, (B, N).
 
     Trains the parameters of the schemes, all layers at once and each by itself, on `rows` of the text at each step;
-    with `projections`, those of queries and keys as well, which schemes without parameters need. The model still
-    computes what it did: what was fitted shows as the handover goes on, or at once with `Handover.finish()`.
+    with `projections`, those of queries and keys as well, which schemes without parameters need, and what a table that
+    gives way adds at all positions alike moves into the embeddings that stay. The model still predicts what it did:
+    what was fitted shows as the handover goes on, or at once with `Handover.finish()`.
     """
     schedule = schedule_in(model)
     if schedule is None or schedule.step:
@@ -84,6 +85,8 @@ def fit(
     try:
         results = []
         for base in bases_of(model):
+            if projections:
+                _centre_table(base, ids.shape[-1])
             text = _Text(base, ids, rows)
             before = text.measured()
             groups = _groups(base, projections, rate, projection_rate)
@@ -93,6 +96,18 @@ def fit(
     finally:
         model.train(was_training)
     return results[0]
+
+
+@torch.no_grad()
+def _centre_table(base: Any, length: int) -> None:
+    """Move what a table that gives way adds at all positions alike to where it stays."""
+    table = table_that_gives_way(base)
+    if table is None:
+        return
+    (constant,) = base.get_submodule(base.architecture.constant).parameters()
+    mean = table[:length].mean(0)
+    table -= mean
+    constant += mean
 
 
 class _Text:
