@@ -16,20 +16,24 @@ from typing import Any
 import torch
 from PIL import Image
 from small_models import LENGTH, read_text, train
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from hf_posenc import analysis, plots
 
 HERE = Path(__file__).parent / "figures"
-LARGEST = 58_000
+LARGEST, DPI = 90_000, 100
 LINES: list[str] = []
+COMMON = """house water red run king seven paper music tree happy street doctor bread green winter horse letter school
+river stone blue walk queen five book song flower sad road nurse milk yellow summer dog word teacher sea iron black jump
+prince nine page dance grass angry bridge soldier wine white spring cat story student lake gold brown swim child two"""
+"""Words that any English vocabulary has, for clouds around them."""
 
 
 def show(name: str, figure: Any, *data: Any) -> None:
     """Write a small .png, and note down the numbers."""
     buffer, path = io.BytesIO(), HERE / f"{name}.png"
-    figure.savefig(buffer, dpi=80)
+    figure.savefig(buffer, dpi=DPI)
     image = Image.open(buffer).convert("RGB")
     image.save(path, optimize=True)
     if path.stat().st_size > LARGEST:  # fewer colours, spread over all that there are: those of rare values stay true
@@ -123,7 +127,9 @@ def of_bert(directory: str, name: str) -> None:
     show("movement-bert", plots.movement(moved, others), moved, others)
     mixes = [named(analysis.separation(model, side_by_side=side), name) for side in (False, True)]
     show("separation-bert", plots.separation(*mixes), *mixes)
-    cloud = named(analysis.clouds(model), name)
+    reader = AutoTokenizer.from_pretrained(directory)
+    common = reader.convert_tokens_to_ids(COMMON.split())
+    cloud = named(analysis.clouds(model, common, labels=COMMON.split()), name)
     show("clouds-bert", plots.clouds(cloud), cloud)
 
 
