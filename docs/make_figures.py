@@ -1,4 +1,4 @@
-"""Draw the figures of docs/analysis.md, and print and write the numbers that go with them (`make figures`).
+"""Draw the figures of docs/analysis.md and docs/evaluation.md, and note the numbers that go with them (`make figures`).
 
 What comes from schemes, or from small models trained here, needs nothing else. Figures of real checkpoints are drawn
 where their directories are given, and left as they are where not.
@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 from PIL import Image
+from small_evaluations import SCHEMES, of_lengths, of_likeness, of_passkeys, repeater
 from small_models import LENGTH, read_text, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from hf_posenc import analysis, plots
+from hf_posenc.evaluation import figures
 
 HERE = Path(__file__).parent / "figures"
 LARGEST, DPI = 90_000, 100
@@ -133,9 +135,33 @@ def of_bert(directory: str, name: str) -> None:
     show("clouds-bert", plots.clouds(cloud), cloud)
 
 
+def evaluated(name: str, figure: Any, data: Any = None) -> None:
+    show(f"eval-{name}", figure, *([] if data is None else [data]))
+
+
+def of_repeaters(steps: int) -> None:
+    models = {}
+    for name, scheme in SCHEMES.items():
+        models[name], loss = repeater(scheme, steps)
+        say(f"a small GPT-2 that repeats, {name}: loss {loss:.3f} after {steps} steps")
+    found = of_passkeys(models)
+    evaluated("passkey", figures.passkey_figure(found), found)
+    evaluated("passkey-preference", figures.passkey_figure(found, "preference"))
+
+
+def of_checkpoints(llama: str, bert: str, data: Path) -> None:
+    by_length, by_order = of_lengths(llama, data, 40_000)
+    evaluated("length-curve", figures.length_curve_figure(by_length), by_length)
+    evaluated("positions", figures.position_figure(by_length))
+    evaluated("order", figures.order_figure(by_order), by_order)
+    likeness = of_likeness(bert, data, 16_384)
+    evaluated("similarity", figures.similarity_figure(likeness), likeness)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="of training, for each of the small models")
+    parser.add_argument("--repeating-steps", type=int, default=600, help="of training, for each that repeats")
     parser.add_argument("--llama", help="a LLaMA checkpoint's directory")
     parser.add_argument("--llama-name", help="what it is called in the figures")
     parser.add_argument("--bert", help="a BERT checkpoint's directory")
@@ -148,6 +174,7 @@ def main() -> None:
     HERE.mkdir(exist_ok=True)
     of_schemes()
     of_small_models(asked.steps)
+    of_repeaters(asked.repeating_steps)
     if asked.llama and asked.data:
         of_llama(asked.llama, asked.llama_name or Path(asked.llama).name, asked.data)
     else:
@@ -157,6 +184,7 @@ def main() -> None:
     else:
         print("no --bert: the figures of a BERT checkpoint stay as they are")
     if asked.llama and asked.data and asked.bert:
+        of_checkpoints(asked.llama, asked.bert, asked.data)
         (HERE / "numbers.txt").write_text("\n".join(LINES), encoding="utf-8")
 
 
