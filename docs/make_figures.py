@@ -89,7 +89,10 @@ def of_small_models(steps: int) -> None:
     show("clouds", plots.clouds(cloud), cloud)
     table = analysis.movement(named(analysis.encoding(models["add"], LENGTH), "learned by a small GPT-2"))
     show("movement-learned", plots.movement(table), table)
+    of_small_rotation(text, steps)
 
+
+def of_small_rotation(text: torch.Tensor, steps: int) -> None:
     rope, loss = train("rope", text, steps)
     say(f"the same with rope: loss {loss:.3f}")
     ids = text[: 16 * LENGTH].view(16, LENGTH)
@@ -111,8 +114,9 @@ def under(model: Any, scheme: str) -> Any:
 
 def of_llama(directory: str, name: str, data: Path) -> None:
     model, ids = analysis.checkpoint_model(directory), analysis.token_rows(directory, data, 256, 16)
-    used = analysis.frequencies(model, ids, name)
-    show("frequencies-llama", plots.frequencies(used), used)
+    slower = analysis.checkpoint_model(directory, {"type": "rope", "theta": 500000.0})
+    used = [analysis.frequencies(model, ids, name), analysis.frequencies(slower, ids, "theta 500,000, not trained")]
+    show("frequencies-llama", plots.frequencies(*used), *used)
     before = analysis.attention_by_distance(model, ids, name)
     changed = analysis.checkpoint_model(directory, "alibi")
     after = analysis.attention_by_distance(changed, ids, "alibi, before any training")
@@ -150,11 +154,11 @@ def of_repeaters(steps: int) -> None:
 
 
 def of_checkpoints(llama: str, bert: str, data: Path) -> None:
-    by_length, by_order = of_lengths(llama, data, 40_000)
+    by_length, by_order = of_lengths(llama, data, 24_576)
     evaluated("length-curve", figures.length_curve_figure(by_length), by_length)
     evaluated("positions", figures.position_figure(by_length))
     evaluated("order", figures.order_figure(by_order), by_order)
-    likeness = of_likeness(bert, data, 16_384)
+    likeness = of_likeness(bert, data, 3_072)
     evaluated("similarity", figures.similarity_figure(likeness), likeness)
 
 

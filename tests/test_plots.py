@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 import hf_posenc
 from hf_posenc import analysis, plots
 from hf_posenc.cli import app
+from hf_posenc.evaluation import figures as evaluation_figures
 from hf_posenc.plots import drawing
 
 OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
@@ -315,11 +317,14 @@ def test_what_cannot_be_drawn_is_said(arguments: list[str], said: str) -> None:
     assert said in done.output
 
 
-def test_the_page_shows_every_figure_that_is_saved() -> None:
-    page = (ROOT / "docs" / "analysis.md").read_text()
+def test_the_pages_show_every_figure_that_is_saved() -> None:
+    page = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("analysis", "evaluation"))
     saved = sorted((ROOT / "docs" / "figures").glob("*.png"))
+    drawn = {name for name in vars(evaluation_figures) if name.endswith("_figure")}
+    assert drawn == set(re.findall(r"`(\w+_figure)", page))
+    assert len([path for path in saved if path.stem.startswith("eval-")]) == len(drawn) + 1  # passkeys are drawn twice
     kinds = set(plots.__all__) - {"save", "refuse_format"}
     assert {kind for kind in kinds if any(path.stem.startswith(kind) for path in saved)} == kinds
     for path in saved:
-        assert f"figures/{path.name}" in page, f"docs/analysis.md does not show {path.name}"
+        assert f"figures/{path.name}" in page, f"no page of docs/ shows {path.name}"
         assert path.stat().st_size < 100_000

@@ -54,10 +54,10 @@ def frequencies(before: Frequencies, after: Frequencies | None = None) -> Figure
     highest = max(data.share.max().item() for data in shown)
     ticks = sorted({round(step * (count - 1) / 7) for step in range(8)})
     for axes, data in zip(drawn, shown, strict=False):
-        draw_levels(axes, data.share.flatten(0, 1).numpy(), "share of the logits' magnitude", vmin=0, vmax=highest)
+        draw_levels(axes, data.share.flatten(0, 1).numpy(), "use: share of the logits' magnitude", vmin=0, vmax=highest)
         _label(axes, [], layers, heads, data.layers)
         axes.set_xticks(ticks, [f"{data.wavelengths[pair]:,.0f}" for pair in ticks], rotation=45)
-        axes.set(title=f"{data.name}: use of frequencies", xlabel="wavelength (positions)")
+        axes.set(title=data.name, xlabel="wavelength (positions)")
     if after is not None:
         draw_signed(drawn[2], (after.share - before.share).flatten(0, 1).numpy(), "change of the share")
         _label(drawn[2], [], layers, heads, before.layers)
@@ -73,7 +73,7 @@ def _height(rows: int) -> float:
 def _label(axes: Axes, bins: list[str], layers: int, heads: int, numbers: tuple[int, ...] | None = None) -> None:
     """Rows by layer and head, with a line between layers."""
     for layer in range(1, layers):
-        axes.axhline(layer * heads - 0.5, color="white", linewidth=0.8)
+        axes.axhline(layer * heads - 0.5, color="0.75", linewidth=0.8)
     every = -(-layers // LABELLED)
     middles = [layer * heads + (heads - 1) / 2 for layer in range(0, layers, every)]
     axes.set_yticks(middles, [f"layer {(numbers or range(layers))[layer]}" for layer in range(0, layers, every)])
