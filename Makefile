@@ -54,7 +54,7 @@ reference: install  ## write docs/schemes.md from the code
 	$(BIN)/python -m hf_posenc.reference > docs/schemes.md
 
 # CHECKPOINTS: --llama DIR --data TEXT.txt --bert DIR, for the figures of real checkpoints
-figures: install  ## draw the figures of docs/analysis.md, some three minutes
+figures: install  ## draw the figures of docs/analysis.md and docs/evaluation.md, some six minutes
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[plots]'
 	HF_HUB_OFFLINE=1 $(BIN)/python docs/make_figures.py $(CHECKPOINTS)
 

@@ -1,4 +1,4 @@
-"""Draw the figures of docs/analysis.md, and print and write the numbers that go with them (`make figures`).
+"""Draw the figures of docs/analysis.md and docs/evaluation.md, and note the numbers that go with them (`make figures`).
 
 What comes from schemes, or from small models trained here, needs nothing else. Figures of real checkpoints are drawn
 where their directories are given, and left as they are where not.
@@ -15,21 +15,27 @@ from typing import Any
 
 import torch
 from PIL import Image
+from small_evaluations import SCHEMES, of_lengths, of_likeness, of_passkeys, repeater
 from small_models import LENGTH, read_text, train
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from hf_posenc import analysis, plots
+from hf_posenc.evaluation import figures
 
 HERE = Path(__file__).parent / "figures"
-LARGEST = 58_000
+LARGEST, DPI = 90_000, 100
 LINES: list[str] = []
+COMMON = """house water red run king seven paper music tree happy street doctor bread green winter horse letter school
+river stone blue walk queen five book song flower sad road nurse milk yellow summer dog word teacher sea iron black jump
+prince nine page dance grass angry bridge soldier wine white spring cat story student lake gold brown swim child two"""
+"""Words that any English vocabulary has, for clouds around them."""
 
 
 def show(name: str, figure: Any, *data: Any) -> None:
     """Write a small .png, and note down the numbers."""
     buffer, path = io.BytesIO(), HERE / f"{name}.png"
-    figure.savefig(buffer, dpi=80)
+    figure.savefig(buffer, dpi=DPI)
     image = Image.open(buffer).convert("RGB")
     image.save(path, optimize=True)
     if path.stat().st_size > LARGEST:  # fewer colours, spread over all that there are: those of rare values stay true
@@ -83,7 +89,10 @@ def of_small_models(steps: int) -> None:
     show("clouds", plots.clouds(cloud), cloud)
     table = analysis.movement(named(analysis.encoding(models["add"], LENGTH), "learned by a small GPT-2"))
     show("movement-learned", plots.movement(table), table)
+    of_small_rotation(text, steps)
 
+
+def of_small_rotation(text: torch.Tensor, steps: int) -> None:
     rope, loss = train("rope", text, steps)
     say(f"the same with rope: loss {loss:.3f}")
     ids = text[: 16 * LENGTH].view(16, LENGTH)
@@ -105,8 +114,9 @@ def under(model: Any, scheme: str) -> Any:
 
 def of_llama(directory: str, name: str, data: Path) -> None:
     model, ids = analysis.checkpoint_model(directory), analysis.token_rows(directory, data, 256, 16)
-    used = analysis.frequencies(model, ids, name)
-    show("frequencies-llama", plots.frequencies(used), used)
+    slower = analysis.checkpoint_model(directory, {"type": "rope", "theta": 500000.0})
+    used = [analysis.frequencies(model, ids, name), analysis.frequencies(slower, ids, "theta 500,000, not trained")]
+    show("frequencies-llama", plots.frequencies(*used), *used)
     before = analysis.attention_by_distance(model, ids, name)
     changed = analysis.checkpoint_model(directory, "alibi")
     after = analysis.attention_by_distance(changed, ids, "alibi, before any training")
@@ -123,13 +133,39 @@ def of_bert(directory: str, name: str) -> None:
     show("movement-bert", plots.movement(moved, others), moved, others)
     mixes = [named(analysis.separation(model, side_by_side=side), name) for side in (False, True)]
     show("separation-bert", plots.separation(*mixes), *mixes)
-    cloud = named(analysis.clouds(model), name)
+    reader = AutoTokenizer.from_pretrained(directory)
+    common = reader.convert_tokens_to_ids(COMMON.split())
+    cloud = named(analysis.clouds(model, common, labels=COMMON.split()), name)
     show("clouds-bert", plots.clouds(cloud), cloud)
+
+
+def evaluated(name: str, figure: Any, data: Any = None) -> None:
+    show(f"eval-{name}", figure, *([] if data is None else [data]))
+
+
+def of_repeaters(steps: int) -> None:
+    models = {}
+    for name, scheme in SCHEMES.items():
+        models[name], loss = repeater(scheme, steps)
+        say(f"a small GPT-2 that repeats, {name}: loss {loss:.3f} after {steps} steps")
+    found = of_passkeys(models)
+    evaluated("passkey", figures.passkey_figure(found), found)
+    evaluated("passkey-preference", figures.passkey_figure(found, "preference"))
+
+
+def of_checkpoints(llama: str, bert: str, data: Path) -> None:
+    by_length, by_order = of_lengths(llama, data, 24_576)
+    evaluated("length-curve", figures.length_curve_figure(by_length), by_length)
+    evaluated("positions", figures.position_figure(by_length))
+    evaluated("order", figures.order_figure(by_order), by_order)
+    likeness = of_likeness(bert, data, 3_072)
+    evaluated("similarity", figures.similarity_figure(likeness), likeness)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="of training, for each of the small models")
+    parser.add_argument("--repeating-steps", type=int, default=600, help="of training, for each that repeats")
     parser.add_argument("--llama", help="a LLaMA checkpoint's directory")
     parser.add_argument("--llama-name", help="what it is called in the figures")
     parser.add_argument("--bert", help="a BERT checkpoint's directory")
@@ -142,6 +178,7 @@ def main() -> None:
     HERE.mkdir(exist_ok=True)
     of_schemes()
     of_small_models(asked.steps)
+    of_repeaters(asked.repeating_steps)
     if asked.llama and asked.data:
         of_llama(asked.llama, asked.llama_name or Path(asked.llama).name, asked.data)
     else:
@@ -151,6 +188,7 @@ def main() -> None:
     else:
         print("no --bert: the figures of a BERT checkpoint stay as they are")
     if asked.llama and asked.data and asked.bert:
+        of_checkpoints(asked.llama, asked.bert, asked.data)
         (HERE / "numbers.txt").write_text("\n".join(LINES), encoding="utf-8")
 
 

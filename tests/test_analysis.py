@@ -210,6 +210,12 @@ def test_attention_by_distance_is_that_of_an_eager_model(architecture: str, sche
     close(found.reach, (found.share * found.distances.abs()).sum(-1))
 
 
+def test_tokens_of_another_vocabulary_are_refused() -> None:
+    for look, architecture in ((analysis.attention_by_distance, "gpt2"), (analysis.frequencies, "llama")):
+        with pytest.raises(ValueError, match="one tokenizer"):
+            look(model(architecture), tokens(2, 9) + 1000)
+
+
 def test_attention_by_distance_leaves_the_model_as_it_was() -> None:
     subject = model("gpt2").train()
     subject.transformer.h[1].eval()

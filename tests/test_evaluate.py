@@ -94,12 +94,16 @@ def test_hidden_tokens_are_guessed_as_in_a_plain_loop() -> None:
 
     windows = cut(stream, one.frame, length)
     hidden = MaskedText.of(one, windows, 0.2, 0)
-    assert not torch.equal(hidden.places(0), hidden.places(1))
+    first = windows.rows([0])[0]
+    assert not torch.equal(hidden.places(first, 0), hidden.places(first, 1))
+    between = torch.full_like(first, evaluating.END)  # documents that end: nothing to guess there
+    between[7] = first[7]
+    assert hidden.places(between, 0).nonzero()[:, 0].tolist() == [7]
     total, tokens = 0.0, 0
     for number, start in enumerate(range(0, 120 - 22 + 1, 22)):
         ends = torch.tensor([evaluating.BEGIN]), torch.tensor([evaluating.END])
         row = torch.cat([ends[0], stream[start : start + 22], ends[1]])
-        places = hidden.places(number)
+        places = hidden.places(row, number)
         assert places.sum() == 4
         assert not places[[0, -1]].any()
         with torch.no_grad():

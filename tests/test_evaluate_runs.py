@@ -153,7 +153,7 @@ def test_the_command_prints_and_writes(world: dict[str, str], tmp_path: Path) ->
     assert [row["stopped"][:12] for row in rows if row["measure"] == "perplexity" and row["stopped"]] == [
         "the position"
     ]
-    names = {"length_curve", "positions", "passkey", "passkey_preference", "order"}
+    names = {"similarity", "length_curve", "positions", "passkey", "passkey_preference", "order"}
     assert {path.stem for path in out.glob("*.png")} == names
     table = command(world)
     assert table.exit_code == 0
@@ -163,14 +163,16 @@ def test_the_command_prints_and_writes(world: dict[str, str], tmp_path: Path) ->
 
 def test_figures_show_what_was_found(world: dict[str, str]) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
-    from hf_posenc.evaluation.figures import COLOURS, length_curve_figure, passkey_figure, position_figure
+    from hf_posenc.evaluation.figures import length_curve_figure, passkey_figure, position_figure
+    from hf_posenc.plots.drawing import COLOURS
 
     found = measure(world, measures=["perplexity", "passkey"], trials=2)
     lines = length_curve_figure(found).axes[0].lines
     drawn = {line.get_label(): line.get_xydata().tolist() for line in lines}
     assert drawn["alibi"] == [[one.length, one.perplexity.value] for one in found.perplexity if one.model == "alibi"]
-    assert [place for place, _ in drawn["stock"]] == [12, 24]
-    assert [line.get_color() for line in lines if line.get_label() in ("stock", "alibi")] == list(COLOURS[:2])
+    ends = "stock\n(ends at 48)"
+    assert [place for place, _ in drawn[ends]] == [12, 24]
+    assert [line.get_color() for line in lines if line.get_label() in (ends, "alibi")] == list(COLOURS[:2])
     places = position_figure(found, 24).axes[0].lines
     assert places[0].get_ydata().tolist() == [part.perplexity.value for part in found.perplexity[1].positions]
     heat = passkey_figure(found, "preference").axes[1].images[0].get_array()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 import hf_posenc
 from hf_posenc import analysis, plots
 from hf_posenc.cli import app
+from hf_posenc.evaluation import figures as evaluation_figures
 from hf_posenc.plots import drawing
 
 OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
@@ -74,8 +76,9 @@ def test_movement() -> None:
         analysis.movement(analysis.encoding(analysis.scheme_model(name), 40)) for name in ("sinusoidal", "polynomial")
     ]
     figure = plots.movement(*data)
-    drawn = labelled(figure.axes[0])
+    *drawn, threshold = labelled(figure.axes[0])
     assert len(drawn) == 2
+    assert threshold.get_ydata()[0] == pytest.approx(0.05)
     for line, moved in zip(drawn, data, strict=True):
         assert same(line.get_ydata(), moved.ranges / moved.wide)
         assert f"{int(moved.still.sum())} of 64" in line.get_label()
@@ -167,6 +170,14 @@ def test_frequencies() -> None:
     figure = plots.frequencies(data)
     assert same(images(figure)[0].get_array(), data.share.flatten(0, 1))
     assert all_are_safe(figure)
+    other = analysis.frequencies(model("llama", {"type": "rope", "theta": 500.0}, torch.float32), tokens(1, 9))
+    both = plots.frequencies(data, other)
+    assert same(images(both)[2].get_array(), (other.share - data.share).flatten(0, 1))
+    assert both.axes[0].get_xticklabels()[-1].get_text() != both.axes[1].get_xticklabels()[-1].get_text()
+    assert all_are_safe(both)
+    half = {"type": "rope", "partial_rotary_factor": 0.5}
+    with pytest.raises(ValueError, match="as many pairs"):
+        plots.frequencies(data, analysis.frequencies(model("llama", half, torch.float32), tokens(1, 9)))
 
 
 def test_nothing_to_draw() -> None:
@@ -269,9 +280,17 @@ def test_command_for_a_checkpoint(checkpoint: Path) -> None:
     assert torch.allclose(torch.tensor(found[0]["share"], dtype=torch.float64), right.share)
     whole = run("encoding", "--model", stock, "--out", out)  # no longer than its table, unless asked
     assert "48 positions" in whole.output, whole.output
-    assert run("frequencies", "--model", stock, "--scheme", "rope", "--data", text, "--out", out).exit_code == 0
+    used = ["frequencies", "--model", stock, "--data", text, "--length", "20", "--rows", "2"]
+    alone = run(*used, "--scheme", "rope", "--out", out)  # a stock GPT-2 turns nothing: there is no before
+    assert alone.exit_code == 0
+    assert "left out: nothing is turned" in alone.output
+    assert run(*used, "--out", out).exit_code == 2
+    cloud = json.loads(run("clouds", "--model", stock, "--length", "5", "--json").stdout)["found"][0]
+    assert cloud["labels"] == [f"w{token}" for token in cloud["tokens"]]
     hf_posenc.convert_checkpoint(stock, "rope", checkpoint / "variant")
     assert run(*asked, "--after", str(checkpoint / "variant"), "--out", out).exit_code == 0
+    turned = run(*used, "--model", str(checkpoint / "variant"), "--after", str(checkpoint / "variant"), "--json")
+    assert [len(one["wavelengths"]) for one in json.loads(turned.stdout)["found"]] == [4, 4]
 
 
 @pytest.mark.parametrize(
@@ -287,6 +306,8 @@ def test_command_for_a_checkpoint(checkpoint: Path) -> None:
         (["bias", "--scheme", "alibi", "--scheme", "t5", "--out", "x.png"], "1 at a time"),
         (["decay", "--scheme", "rope", "--length", "1", "--out", "x.png"], "--length"),
         (["encoding", "--model", "nowhere", "--out", "x.png"], "no checkpoint"),
+        (["decay", "--scheme", "rope", "--layer", "-1", "--out", "x.png"], "--layer 0 or more"),
+        (["decay", "--scheme", "rope", "--rows", "0", "--out", "x.png"], "--rows must be 1"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -296,11 +317,14 @@ def test_what_cannot_be_drawn_is_said(arguments: list[str], said: str) -> None:
     assert said in done.output
 
 
-def test_the_page_shows_every_figure_that_is_saved() -> None:
-    page = (ROOT / "docs" / "analysis.md").read_text()
+def test_the_pages_show_every_figure_that_is_saved() -> None:
+    page = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("analysis", "evaluation"))
     saved = sorted((ROOT / "docs" / "figures").glob("*.png"))
+    drawn = {name for name in vars(evaluation_figures) if name.endswith("_figure")}
+    assert drawn == set(re.findall(r"`(\w+_figure)", page))
+    assert len([path for path in saved if path.stem.startswith("eval-")]) == len(drawn) + 1  # passkeys are drawn twice
     kinds = set(plots.__all__) - {"save", "refuse_format"}
     assert {kind for kind in kinds if any(path.stem.startswith(kind) for path in saved)} == kinds
     for path in saved:
-        assert f"figures/{path.name}" in page, f"docs/analysis.md does not show {path.name}"
-        assert path.stat().st_size < 60_000
+        assert f"figures/{path.name}" in page, f"no page of docs/ shows {path.name}"
+        assert path.stat().st_size < 100_000

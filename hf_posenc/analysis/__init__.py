@@ -13,7 +13,8 @@ from .relative import Bias, RelativeRows, bias_by_distance, relative_rows
 from .separation import Separation, separation
 from .sources import checkpoint_model, scheme_model
 from .subspaces import effective_dimension, leading_directions, principal_angles
-from .texts import token_rows
+from .texts import token_rows, words_of
+from .turning import NothingTurns
 
 __all__ = [
     "Attended",
@@ -23,6 +24,7 @@ __all__ = [
     "Encoding",
     "Frequencies",
     "Movement",
+    "NothingTurns",
     "Probe",
     "RelativeRows",
     "Separation",
@@ -42,4 +44,5 @@ __all__ = [
     "scheme_model",
     "separation",
     "token_rows",
+    "words_of",
 ]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..patches.classes import BaseVariant
-from .subjects import architecture_of, base_of, evaluating, names_of
+from .subjects import architecture_of, base_of, evaluating, names_of, refuse_foreign
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +62,7 @@ def attention_by_distance(model: nn.Module, ids: torch.Tensor, name: str = "") -
     if ids.dim() != 2 or not ids.numel():
         raise ValueError(f"ids must be of shape (rows, tokens), got {tuple(ids.shape)}")
     architecture, base = architecture_of(model), base_of(model)
+    refuse_foreign(base, ids)
     length = ids.shape[1]
     places = torch.arange(length)
     by_pair = (places - places[:, None] + length - 1).flatten()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..attention import turned
-from .subjects import names_of, positioned
+from .subjects import names_of, positioned, refuse_foreign
 from .turning import turning, turns_of
 
 
@@ -46,6 +46,7 @@ def frequencies(model: nn.Module, ids: torch.Tensor, name: str = "") -> Frequenc
     if ids.dim() != 2 or ids.shape[1] < 2 or not len(ids):
         raise ValueError(f"ids must be of shape (rows, tokens), with 2 tokens or more, got {tuple(ids.shape)}")
     with positioned(model) as base:
+        refuse_foreign(base, ids)
         ids = ids.to(base.device)
         posenc = base.place({"input_ids": ids[:1]}).positions
         modules = dict(base.architecture.attentions(base))

@@ -89,6 +89,16 @@ def schemes_with(base: Any, seam: str, what: str, instead: str) -> list[tuple[in
     return found
 
 
+def refuse_foreign(base: Any, ids: torch.Tensor) -> None:
+    """Raise ValueError for ids that the model has no words for: torch raises an IndexError, or on a GPU dies."""
+    known, most = base.get_input_embeddings().weight.shape[0], int(ids.max())
+    if most >= known or int(ids.min()) < 0:
+        raise ValueError(
+            f"token {most} is not among the {known} words of this {type(base).__name__}: models are looked at on the "
+            "same tokens, so they must have one tokenizer"
+        )
+
+
 def refuse_layer(base: Any, layer: int) -> None:
     count = len(base.active_schemes)
     if not 0 <= layer < count:

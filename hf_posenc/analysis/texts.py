@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,6 +10,15 @@ from transformers import AutoTokenizer
 
 CHARACTERS_A_TOKEN = 16
 """No more of the text is read than this for each token asked for."""
+
+
+def words_of(tokenizer: str | Path, tokens: Sequence[int]) -> tuple[str, ...] | None:
+    """The tokens of a checkpoint in writing; None where there is no tokenizer beside it."""
+    try:
+        reader = AutoTokenizer.from_pretrained(tokenizer)
+        return tuple(reader.decode([token]).strip() or f"token {token}" for token in tokens)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def token_rows(tokenizer: str | Path, text: Path, length: int, rows: int) -> torch.Tensor:

@@ -14,6 +14,10 @@ from ..scheme import STOCK_ROTATION, Positions
 NO_ROTATION = "nothing is turned in layer {layer} of {name}: rope and xpos turn queries and keys"
 
 
+class NothingTurns(ValueError):
+    """There is no rotation to look at."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Turning:
     """The pairs of features that turn, fastest first."""
@@ -40,7 +44,7 @@ def turning(posenc: Positions, layer: int, name: str) -> Turning:
     """Found at position 1, so that a row of two tokens or more is needed."""
     turns = turns_of(posenc, layer)
     if not turns:
-        raise ValueError(NO_ROTATION.format(layer=layer, name=name))
+        raise NothingTurns(NO_ROTATION.format(layer=layer, name=name))
     length, size = posenc.queries_BQ.shape[-1], posenc.schemes[0].shape.head_size
     if length < 2:
         raise ValueError("a rotation shows from the second position on: take a length of at least 2")

@@ -75,6 +75,7 @@ def evaluate(
 
         sources = _sources(models)
         _refuse_curve(write_curve, sources, measure)
+        _refuse_places(csv, plots)
         found = run(
             sources,
             data,
@@ -155,6 +156,19 @@ def _refuse_curve(wanted: bool, sources: Any, measure: str) -> None:
         raise ValueError("--write-curve writes beside one model: name one directory, not a Hub id")
     if wanted and "perplexity" not in _measures(measure):
         raise ValueError("--write-curve writes perplexities: add perplexity to --measure")
+
+
+def _refuse_places(csv: Path | None, plots: Path | None) -> None:
+    """What cannot be written, before anything is measured for it."""
+    if csv is not None:
+        from ..evaluation.report import place_for
+
+        place_for(csv)
+    if plots is not None:
+        from ..plots.drawing import directory_for, new_figure
+
+        new_figure(1, 1)
+        directory_for(plots)
 
 
 def _write(found: Any, csv: Path | None, plots: Path | None, beside: Path | None) -> None:

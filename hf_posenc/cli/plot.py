@@ -22,10 +22,10 @@ KINDS = {
     "separation": "whether word and position can be told apart once mixed",
     "clouds": "the positions of a word as a cloud around it",
     "attention": "attention by distance, layer and head, on a text; with a second model, before and after",
-    "frequencies": "how much each rotary frequency is used, on a text",
+    "frequencies": "how much each rotary frequency is used, on a text; with a second model, before and after",
 }
 ON_TEXT = ("attention", "frequencies")
-SEVERAL = {"movement": 8, "relative": 4, "decay": 8, "separation": 6, "attention": 2}
+SEVERAL = {"movement": 8, "relative": 4, "decay": 8, "separation": 6, "attention": 2, "frequencies": 2}
 """How many can be drawn in one figure; of the others, one."""
 TEXT_LENGTH, TEXT_ROWS = 256, 8
 
@@ -57,6 +57,8 @@ class Asked:
             raise ValueError(f"{self.what} is measured on a checkpoint at work: give --model and --data, a text file")
         if self.length is not None and self.length < 2:
             raise ValueError(f"--length must be at least 2, got {self.length}")
+        if self.rows < 1 or self.layer < 0:
+            raise ValueError(f"--rows must be 1 or more and --layer 0 or more, got {self.rows} and {self.layer}")
 
 
 @app.command()
@@ -121,7 +123,19 @@ def measured(asked: Asked) -> list[Any]:
     models = subjects(asked)
     if len(models) > SEVERAL.get(asked.what, 1):
         raise ValueError(f"{asked.what} shows {SEVERAL.get(asked.what, 1)} at a time, and {len(models)} were asked for")
-    return [_measure(asked, name, build()) for name, build in models]
+    from ..analysis import NothingTurns
+
+    found, still = [], []
+    for name, build in models:
+        try:
+            found.append(_measure(asked, name, build()))
+        except NothingTurns as error:
+            still.append(error)
+    if not found or (still and asked.what != "frequencies"):
+        raise still[0]
+    for reason in still:  # one that had no rotation before, or has none after
+        typer.echo(f"left out: {reason}", err=True)
+    return found
 
 
 def subjects(asked: Asked) -> list[tuple[str, Callable[[], Any]]]:
@@ -172,8 +186,10 @@ def _measure(asked: Asked, name: str, model: Any) -> Any:
     options = {"length": asked.length or min(takes["length"].default, longest)}
     if "layer" in takes:
         options["layer"] = asked.layer
-    found = functions[what](model, **options)
+    found: Any = functions[what](model, **options)
     found = analysis.movement(found) if what == "movement" else found
+    if what == "clouds" and asked.model is not None:
+        found = dataclasses.replace(found, labels=analysis.words_of(asked.model, found.tokens) or found.labels)
     return found if what == "separation" else dataclasses.replace(found, name=name)
 
 

@@ -43,7 +43,7 @@ class Crew:
                 )
             return cls(state.process_index, state.num_processes, state.device, progress and state.is_main_process)
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return cls(0, 1, torch.device(device) if device else found or torch.device("cpu"), progress)
+        return cls(0, 1, _device(device) if device else found or torch.device("cpu"), progress)
 
     @property
     def leads(self) -> bool:
@@ -83,3 +83,13 @@ class Crew:
         if halt is not None:
             raise halt
         return [result for _, result in sorted(done, key=lambda item: item[0])]
+
+
+def _device(name: str) -> torch.device:
+    """By its name, and there: torch says what is wrong with others in many ways."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"the device {name!r} cannot be used here: {error}") from error
+    return device

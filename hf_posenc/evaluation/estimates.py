@@ -26,6 +26,10 @@ class Estimate:
         ends = (None if end is None else rising(end) for end in (self.low, self.high))
         return Estimate(rising(self.value), *ends)
 
+    def within(self, lowest: float, highest: float) -> Estimate:
+        """With an interval that ends where the values that there are do."""
+        return self.through(lambda value: min(max(value, lowest), highest))
+
 
 def perplexity(loss: Estimate) -> Estimate:
     """Of a loss in nats. No more than a float holds: JSON has no word for infinity."""
@@ -52,7 +56,7 @@ def mean(sums: torch.Tensor, counts: torch.Tensor, confidence: float) -> Estimat
     return Estimate(value, value - reach, value + reach)
 
 
-def share(hits: int, tries: int, confidence: float) -> Estimate:
+def share(hits: float, tries: int, confidence: float) -> Estimate:
     """A share of successes, with Wilson's interval: it is right also where all or none succeeded."""
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     found = hits / tries

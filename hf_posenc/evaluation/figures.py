@@ -1,39 +1,33 @@
-"""Figures of an evaluation, in colours that the colour-blind tell apart. They take matplotlib: the extra `plots`."""
+"""Figures of an evaluation: every function takes it and returns a matplotlib figure, in the colours of all others."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..plots.drawing import LEVELS, MARKERS, directory_for, line_look, name_beside, panels, save
 from .estimates import Estimate
-from .results import OrderResult
+from .results import OrderResult, Result
 
 if TYPE_CHECKING:
     from .report import Evaluation
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe and Ito's palette, https://jfly.uni-koeln.de/color/."""
-MARKERS = "os^Dv<>P"
-HEAT = "cividis"
-
-
-def _canvas(columns: int = 1, width: float = 6.4, height: float = 4.0) -> tuple[Any, list[Any]]:
-    """A figure of its own, known to no window: it goes when the caller lets go of it."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("figures take matplotlib: pip install hf_posenc[plots]") from None
-    figure = Figure(figsize=(width * columns, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+SHORTEST_HEIGHT, LINE_HEIGHT = 3.8, 0.22
+"""Inches: of a figure with lines, and of each name in its legend."""
 
 
 def _look(number: int) -> dict[str, Any]:
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
+    return {**line_look(number), "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
 
 
-def _line(axes: Any, places: list[float], estimates: list[Estimate], name: str, number: int) -> None:
+def _lines(evaluation: Evaluation) -> tuple[Any, Any]:
+    names = LINE_HEIGHT * len(evaluation.models)
+    figure, (axes,) = panels(1, 1, 6.4, max(SHORTEST_HEIGHT, 2 + names))
+    return figure, axes
+
+
+def _line(axes: Any, places: Sequence[float], estimates: Sequence[Estimate], name: str, number: int) -> None:
     look = _look(number)
     axes.plot(places, [one.value for one in estimates], label=name, **look)
     known = [(place, one) for place, one in zip(places, estimates, strict=True) if one.low is not None]
@@ -50,28 +44,46 @@ def _plain_numbers(axes: Any) -> None:
         which(LogFormatter(minor_thresholds=(1.5, 0.6)))
 
 
+def _trained(axes: Any, evaluation: Evaluation) -> None:
+    """A line at the trained length, with its name."""
+    if evaluation.trained_length is None:
+        return
+    axes.axvline(evaluation.trained_length, color="0.4", linestyle=":", linewidth=1)
+    axes.annotate(
+        "trained length", (evaluation.trained_length, 0), xycoords=("data", "axes fraction"), fontsize=8, color="0.4",
+        xytext=(3, 4), textcoords="offset points", rotation=90,
+    )  # fmt: skip
+
+
+def _by_length(axes: Any, evaluation: Evaluation, results: Sequence[Result]) -> None:
+    lengths = sorted({one.length for one in results})
+    axes.set(xscale="log", xlabel="length of the window (tokens)")
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.xaxis.minorticks_off()
+    _trained(axes, evaluation)
+
+
+def _told_end(name: str, results: Sequence[Any]) -> str:
+    """A model's name, with where it ends."""
+    ends = {one.stop.reaches for one in results if one.stop and one.stop.reaches is not None}
+    return f"{name}\n(ends at {min(ends):,})" if ends else name
+
+
 def length_curve_figure(evaluation: Evaluation) -> Any:
-    """Perplexity by length, with intervals; where a model ends, its line ends in a cross."""
-    figure, (axes,) = _canvas()
+    """Perplexity by length, with intervals. A line that ends has a cross, and the name says where its model does."""
+    figure, axes = _lines(evaluation)
     for number, model in enumerate(evaluation.models):
         results = [one for one in evaluation.perplexity if one.model == model]
         found = [(one.length, one.perplexity) for one in results if one.perplexity is not None]
-        if found:
-            _line(axes, [length for length, _ in found], [value for _, value in found], model, number)
-            if any(one.stop for one in results):
-                look = {**_look(number), "marker": "x", "markersize": 12, "markeredgewidth": 2.5}
-                axes.plot([found[-1][0]], [found[-1][1].value], **look)
-    axes.axvline(evaluation.trained_length, color="grey", linestyle=":", linewidth=1)
-    axes.annotate(
-        "trained length", (evaluation.trained_length, 1), xycoords=("data", "axes fraction"), fontsize=8, color="grey",
-        xytext=(-3, -10), textcoords="offset points", ha="right",
-    )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="length of the window in tokens", ylabel="perplexity")
-    lengths = sorted({one.length for one in evaluation.perplexity})
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.xaxis.minorticks_off()
+        name = _told_end(model, results)
+        _line(axes, [length for length, _ in found], [value for _, value in found], name, number)
+        if found and any(one.stop for one in results):
+            look = {**_look(number), "marker": "x", "markersize": 12, "markeredgewidth": 2.5}
+            axes.plot([found[-1][0]], [found[-1][1].value], **look)
+    axes.set(yscale="log", ylabel="perplexity")
+    _by_length(axes, evaluation, evaluation.perplexity)
     _plain_numbers(axes)
-    axes.legend()
+    name_beside(figure, axes)
     return figure
 
 
@@ -80,18 +92,17 @@ def position_figure(evaluation: Evaluation, length: int | None = None) -> Any:
     reached = [one.length for one in evaluation.perplexity if one.positions]
     if length is None and reached:
         length = max(reached)
-    figure, (axes,) = _canvas()
+    figure, axes = _lines(evaluation)
     for number, model in enumerate(evaluation.models):
         for one in evaluation.perplexity:
             if one.model == model and one.length == length and one.positions:
                 middles = [(place.start + place.end) / 2 for place in one.positions]
                 _line(axes, middles, [place.perplexity for place in one.positions], model, number)
-    if length is not None and length > evaluation.trained_length:
-        axes.axvline(evaluation.trained_length, color="grey", linestyle=":", linewidth=1)
     axes.set(yscale="log", xlabel=f"place in a window of {length or 0:,} tokens", ylabel="perplexity")
+    if length is not None and length > (evaluation.trained_length or length):
+        _trained(axes, evaluation)
     _plain_numbers(axes)
-    if reached:
-        axes.legend()
+    name_beside(figure, axes)
     return figure
 
 
@@ -99,31 +110,33 @@ def passkey_figure(evaluation: Evaluation, value: str = "accuracy") -> Any:
     """A heat map for each model: length across, depth downwards, the share of keys found (or `preference`)."""
     if value not in ("accuracy", "preference"):
         raise ValueError(f"a heat map shows accuracy or preference, not {value!r}")
-    figure, panels = _canvas(len(evaluation.models), width=4.2, height=3.6)
+    figure, drawn = panels(1, len(evaluation.models), 1.2 + 3.0 * len(evaluation.models), 3.6)
     lengths = sorted({one.length for one in evaluation.passkey})
     depths = sorted({cell.depth for one in evaluation.passkey for cell in one.depths})
     image = None
-    for axes, model in zip(panels, evaluation.models, strict=True):
+    for axes, model in zip(drawn, evaluation.models, strict=True):
         heat = [[float("nan")] * len(lengths) for _ in depths]
         for one in (found for found in evaluation.passkey if found.model == model):
             for cell in one.depths:
                 heat[depths.index(cell.depth)][lengths.index(one.length)] = getattr(cell, value).value
             if one.stop:
-                axes.text(lengths.index(one.length), (len(depths) - 1) / 2, "ends", ha="center", rotation=90)
+                told = "not measured" if one.stop.reaches is None else f"ends at {one.stop.reaches:,}"
+                middle = (len(depths) - 1) / 2
+                axes.text(lengths.index(one.length), middle, told, ha="center", va="center", rotation=90, fontsize=8)
         if depths:
-            image = axes.imshow(heat, vmin=0, vmax=1, cmap=HEAT, aspect="auto")
-        axes.set(title=model, xlabel="tokens", ylabel="depth of the key")
+            image = axes.imshow(heat, vmin=0, vmax=1, cmap=LEVELS, aspect="auto")
+        axes.set(title=model, xlabel="length (tokens)", ylabel="depth of the key")
         axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45)
         axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
     if image is not None:
-        label = "keys found" if value == "accuracy" else "key preferred to another (half is chance)"
-        figure.colorbar(image, ax=panels, label=label)
+        label = "keys found" if value == "accuracy" else "key preferred to another\n(half is chance)"
+        figure.colorbar(image, ax=drawn, label=label)
     return figure
 
 
 def order_figure(evaluation: Evaluation) -> Any:
     """Nats that shuffling costs, by the size of the blocks, at the greatest length of each model."""
-    figure, (axes,) = _canvas()
+    figure, axes = _lines(evaluation)
     blocks: list[int | None] = []
     for number, model in enumerate(evaluation.models):
         results: list[OrderResult] = [one for one in evaluation.order if one.model == model and one.shuffles]
@@ -131,12 +144,25 @@ def order_figure(evaluation: Evaluation) -> Any:
             last = max(results, key=lambda one: one.length)
             blocks = [cell.block for cell in last.shuffles]
             places = [float(place) for place in range(len(blocks))]
-            _line(axes, places, [cell.increase for cell in last.shuffles], f"{model}, {last.length:,} tokens", number)
-    axes.axhline(0, color="grey", linewidth=0.8)
+            _line(axes, places, [cell.increase for cell in last.shuffles], f"{model}\n{last.length:,} tokens", number)
+    axes.axhline(0, color="0.6", linewidth=0.8)
     axes.set_xticks(range(len(blocks)), ["all" if block is None else str(block) for block in blocks])
-    axes.set(xlabel="tokens shuffled among each other", ylabel="nats lost a token")
-    if blocks:
-        axes.legend()
+    axes.set(xlabel="tokens shuffled among each other", ylabel="loss by shuffling (nats a token)")
+    name_beside(figure, axes)
+    return figure
+
+
+def similarity_figure(evaluation: Evaluation) -> Any:
+    """The cosine of each model's embeddings with the original's, by length, with intervals."""
+    figure, axes = _lines(evaluation)
+    originals = sorted({one.original for one in evaluation.similarity if one.original})
+    for number, model in enumerate(evaluation.models):
+        results = [one for one in evaluation.similarity if one.model == model]
+        found = [(one.length, one.cosine) for one in results if one.cosine is not None]
+        _line(axes, [length for length, _ in found], [value for _, value in found], _told_end(model, results), number)
+    axes.set(ylabel=f"cosine with {', '.join(originals) or 'the original'}")
+    _by_length(axes, evaluation, evaluation.similarity)
+    name_beside(figure, axes)
     return figure
 
 
@@ -150,9 +176,7 @@ def write_figures(evaluation: Evaluation, directory: str | Path) -> list[Path]:
         found["passkey_preference"] = passkey_figure(evaluation, "preference")
     if evaluation.order:
         found["order"] = order_figure(evaluation)
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, figure in found.items():
-        paths.append(Path(directory) / f"{name}.png")
-        figure.savefig(paths[-1], dpi=150)
-    return paths
+    if evaluation.similarity:
+        found["similarity"] = similarity_figure(evaluation)
+    directory_for(Path(directory))
+    return [save(figure, Path(directory) / f"{name}.png", dpi=150) for name, figure in found.items()]

@@ -21,6 +21,8 @@ class MaskedText:
     """
 
     mask_id: int
+    special: torch.Tensor
+    """Tokens that are no text, such as those between documents: training does not hide them either."""
     text_N: torch.Tensor
     share: float
     seed: int
@@ -32,17 +34,18 @@ class MaskedText:
         mask_id = getattr(subject.tokenizer, "mask_token_id", None)
         if mask_id is None:
             raise ValueError(f"{subject.name} is a masked model, and its tokenizer has no mask token: pass tokenizer=")
-        return cls(mask_id, windows.text_places(), share, seed)
+        special = torch.tensor(sorted(subject.tokenizer.all_special_ids), dtype=torch.long)
+        return cls(mask_id, special, windows.text_places(), share, seed)
 
     def hide(self, rows_BN: torch.Tensor, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows with tokens hidden, and which."""
-        hidden_BN = torch.stack([self.places(number) for number in numbers])
+        hidden_BN = torch.stack([self.places(row_N, number) for row_N, number in zip(rows_BN, numbers, strict=True)])
         return rows_BN.masked_fill(hidden_BN, self.mask_id), hidden_BN
 
-    def places(self, number: int) -> torch.Tensor:
+    def places(self, row_N: torch.Tensor, number: int) -> torch.Tensor:
         """The hidden places of one window, (N,): the share of its text, one token at least."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        text = self.text_N.nonzero()[:, 0]
+        text = (self.text_N & ~torch.isin(row_N, self.special)).nonzero()[:, 0]
         count = max(math.floor(self.share * len(text)), 1)
         hidden = torch.zeros_like(self.text_N)
         hidden[text[torch.randperm(len(text), generator=generator)[:count]]] = True

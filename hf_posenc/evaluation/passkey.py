@@ -59,10 +59,10 @@ class Haystack:
         """Keys are numbers, or a few tokens of the text where the tokenizer does not tell numbers apart."""
         tokenizer = subject.tokenizer
         before = list(subject.frame.before)
-        if tokenizer is None:
+        lead, close = ([], []) if tokenizer is None else (_encoded(tokenizer, text) for text in (LEAD, CLOSE))
+        if not lead:  # there is none, or it knows nothing of such words
             lead = subject.stream[: len(LEAD.split())].tolist()
             return cls(subject.stream, before, lead, lead[:1], TOKENS, None, digits)
-        lead, close = (_encoded(tokenizer, text) for text in (LEAD, CLOSE))
         tried = [_encoded(tokenizer, f" {number}") for number in range(10 ** (digits - 1), 10 ** (digits - 1) + 20)]
         unknown = any(tokenizer.unk_token_id in ids for ids in tried if tokenizer.unk_token_id is not None)
         told_apart = len({tuple(ids) for ids in tried}) == len(tried)
@@ -99,7 +99,8 @@ def _part(key: list[int], other: list[int]) -> bool:
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     found: bool
-    preferred: bool
+    preferred: float
+    """1 or 0; a half where both are as likely, which is not rare in bfloat16."""
     log_ranks: float
     log_probabilities: float
     tokens: int
@@ -144,7 +145,8 @@ def outcomes(subject: Subject, trials: list[Trial]) -> list[Outcome]:
         mine = part_PV.gather(-1, keys)
         own += mine[:, 0].tolist()
         rival += part_PV.gather(-1, its)[:, 0].tolist()
-        rank += ((part_PV > mine).sum(-1) + 1).tolist()
+        # Among equals the middle: a model that tells nothing apart has the rank of chance, not the first.
+        rank += ((part_PV > mine).sum(-1) + ((part_PV == mine).sum(-1) + 1) / 2).tolist()
         right += (part_PV.argmax(-1) == keys[:, 0]).tolist()
         done += len(part_PV)
     results, at = [], 0
@@ -153,7 +155,8 @@ def outcomes(subject: Subject, trials: list[Trial]) -> list[Outcome]:
         here = slice(at, at + size)
         fork = at + trial.parting
         log_ranks = sum(math.log(one) for one in rank[here])
-        results.append(Outcome(all(right[here]), own[fork] > rival[fork], log_ranks, sum(own[here]), size))
+        preferred = 0.5 if own[fork] == rival[fork] else float(own[fork] > rival[fork])
+        results.append(Outcome(all(right[here]), preferred, log_ranks, sum(own[here]), size))
         at += size
     return results
 

@@ -13,7 +13,7 @@ import torch
 
 from .estimates import Estimate, mean, perplexity
 from .results import LengthResult, OrderResult, PasskeyResult, Result, SimilarityResult
-from .tables import Note, length_table, order_table, passkey_table, similarity_table
+from .tables import Notes, length_table, order_table, passkey_table, similarity_table
 
 CURVE = "length_curve.json"
 """Beside a model: its perplexity by length, for its model card."""
@@ -25,7 +25,8 @@ class Evaluation:
     """Results of all models, measure by measure. `print` it for tables."""
 
     models: tuple[str, ...]
-    trained_length: int
+    trained_length: int | None
+    """What 1x is; None where all lengths were given in tokens and the models were not trained at one."""
     confidence: float
     processes: int = 1
     perplexity: tuple[LengthResult, ...] = ()
@@ -70,11 +71,11 @@ class Evaluation:
         ]
 
     def write_json(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        place_for(path).write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
 
     def write_csv(self, path: str | Path) -> None:
         """One row a number, as data frames like it."""
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
+        with place_for(path).open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(self.rows())
@@ -85,7 +86,7 @@ class Evaluation:
             raise ValueError(f"the curve of which model? Name one of {list(self.models)}")
         if not Path(directory).is_dir():
             raise ValueError(f"{directory} is no directory to write {CURVE} into")
-        path = Path(directory) / CURVE
+        path = place_for(Path(directory) / CURVE)
         path.write_text(json.dumps(self.curve(model or self.models[0]), indent=1), encoding="utf-8")
         return path
 
@@ -99,7 +100,7 @@ class Evaluation:
                 yield {**named, **values, "count": count, "stopped": stopped}
 
     def __str__(self) -> str:
-        notes: list[Note] = []
+        notes: Notes = {}
         parts = []
         if self.perplexity:
             parts.append(length_table(self.perplexity, self.models, self.trained_length, self.against_first(), notes))
@@ -111,8 +112,22 @@ class Evaluation:
             parts.append(order_table(self.order, notes))
         if self.similarity:
             parts.append(similarity_table(self.similarity, notes))
-        parts.extend(f"[{number}] {text}" for number, text in enumerate(notes, 1))
+        parts.extend(f"[{number}] {text}" for number, text in enumerate(notes.values(), 1))
         return "\n\n".join(parts)
+
+
+def place_for(path: str | Path) -> Path:
+    """The path of a file to write, with its directory made. Called early, it spares a measurement that ends in vain."""
+    path = Path(path)
+    new = not path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a", encoding="utf-8").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error}") from error
+    return path
 
 
 def _numbers(one: Result) -> Iterator[tuple[str, Any, Estimate | None, int | None]]:

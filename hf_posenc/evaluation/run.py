@@ -80,7 +80,8 @@ def evaluate(
     crew = Crew.gathered(device, progress)
     candidates = candidates_of(models, how.task, revision)
     known = {candidate.name: candidate.config for candidate in candidates}
-    trained = length_words.trained_length(known, trained_length)
+    needed = any(map(length_words.relative, lengths))
+    trained = length_words.trained_length(known, trained_length, needed)
     tokens = length_words.in_tokens(lengths, trained)
     reading = Reading(data, tokenizer, split, text_column, revision)
     store = Store(Path(results) if results is not None else None, crew, restart)

@@ -95,8 +95,8 @@ def longest_that_works(model: Any, length: int) -> int | None:
     def works(tokens: int) -> bool:
         try:
             states(model, torch.ones(1, tokens, dtype=torch.long, device=device))
-        except Halt:
-            return False
+        except Halt as halt:
+            return not halt.refused  # no memory for it is not the model's end
         return True
 
     if works(length):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -39,7 +41,7 @@ def measure_similarity(
         model=subject.name,
         length=length,
         original=original.name,
-        cosine=mean(cosines_W, torch.ones(len(cosines_W)), settings.confidence),
+        cosine=mean(cosines_W, torch.ones(len(cosines_W)), settings.confidence).within(-1.0, 1.0),
         agreement=agreement(mine_WE, its_WE) if len(mine_WE) >= FEWEST_TO_COMPARE else None,
         windows=len(cosines_W),
     )
@@ -60,11 +62,12 @@ def embeddings(subject: Subject, windows: Windows, settings: Settings, crew: Cre
     return torch.tensor(crew.collect(work), dtype=torch.float64)
 
 
-def agreement(first_WE: torch.Tensor, second_WE: torch.Tensor) -> float:
-    """Pearson's correlation of the cosines of all pairs of windows under both models."""
+def agreement(first_WE: torch.Tensor, second_WE: torch.Tensor) -> float | None:
+    """Pearson's correlation of the cosines of all pairs of windows under both models; None where all are the same."""
     above = torch.ones(len(first_WE), len(first_WE)).triu(1).bool()
     cosines = []
     for embeddings_WE in (first_WE, second_WE):
         unit_WE = nn.functional.normalize(embeddings_WE, dim=-1)
         cosines.append((unit_WE @ unit_WE.T)[above])
-    return torch.corrcoef(torch.stack(cosines))[0, 1].item()
+    found = torch.corrcoef(torch.stack(cosines))[0, 1].item()
+    return None if math.isnan(found) else found

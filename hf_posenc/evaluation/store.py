@@ -18,6 +18,8 @@ class Store:
     def __init__(self, path: Path | None, crew: Crew, restart: bool = False) -> None:
         self.path = path
         self.writes = path is not None and crew.leads
+        if path is not None and path.is_dir():
+            raise ValueError(f"{path} is a directory: name a file for the results, such as {path / 'eval.json'}")
         self.values: dict[str, Any] = {"settings": {}, "models": {}, "results": {}}
         text = crew.tell(_text_of(path) if crew.leads and not restart else None)
         if text is not None:
@@ -51,10 +53,13 @@ class Store:
         record = json.loads(json.dumps(dataclasses.asdict(result)))
         self.values["results"].setdefault(measure, []).append(record)
         if self.writes and self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             beside = self.path.with_name(f"{self.path.name}.new")
-            beside.write_text(json.dumps(self.values, indent=1), encoding="utf-8")
-            beside.replace(self.path)
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                beside.write_text(json.dumps(self.values, indent=1), encoding="utf-8")
+                beside.replace(self.path)
+            except OSError as error:
+                raise ValueError(f"results cannot be written: {error}") from error
 
 
 def _text_of(path: Path | None) -> str | None:

@@ -83,7 +83,8 @@ def _candidate(name: str, source: Any, task: str | None, revision: str | None) -
     try:
         config = AutoConfig.from_pretrained(str(source), revision=revision)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{source} cannot be loaded: {error}") from error
+        here = "" if Path(str(source)).exists() else " (there is no such directory, so that it was taken for a Hub id)"
+        raise ValueError(f"{source} cannot be loaded{here}: {error}") from error
     return Candidate(name, str(source), config, objective_of(config, task))
 
 
@@ -115,10 +116,29 @@ def loaded(candidate: Candidate, dtype: str | None, device: torch.device, revisi
         return
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"there is no dtype {dtype!r}; there are {DTYPES}")
-    auto = candidate.objective.auto_class
-    wanted: Any = "auto" if dtype is None else getattr(torch, dtype)
-    model = auto.from_pretrained(candidate.source, dtype=wanted, revision=revision)
-    yield model.to(device).eval()
+    yield _from_files(candidate, dtype, revision).to(device).eval()
+
+
+def _from_files(candidate: Candidate, dtype: str | None, revision: str | None) -> Any:
+    """The model, all of it: parts that are not in the files would be random, and so would what is measured."""
+    task = candidate.objective.value
+    try:
+        model, loading = candidate.objective.auto_class.from_pretrained(
+            candidate.source,
+            dtype="auto" if dtype is None else getattr(torch, dtype),
+            revision=revision,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        told = str(error).split("Model type should be")[0].strip()
+        raise ValueError(f"{candidate.source} cannot be loaded for the task {task}: {told}") from error
+    missing = sorted(key for key in loading["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ValueError(
+            f"{candidate.source} lacks weights for the task {task}, among them {missing[0]}: leave out the task, or "
+            "name a checkpoint that has them"
+        )
+    return model
 
 
 def fingerprint(model: nn.Module) -> str:

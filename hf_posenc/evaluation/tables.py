@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .estimates import Estimate
 from .results import LengthResult, OrderResult, PasskeyResult, SimilarityResult, Stop
 
-Note = str
-"""What stands below the tables, once for all cells that it is said of."""
+Notes = dict[tuple[str, int | str], str]
+"""What stands below the tables, by what it is said of: a model that ends somewhere says so once, not at each length."""
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -33,24 +34,23 @@ def told(estimate: Estimate | None) -> str:
     return f"{estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g})"
 
 
-def times(length: int, trained: int) -> str:
-    return f"{length:,} ({length / trained:.3g}x)"
+def times(length: int, trained: int | None) -> str:
+    return f"{length:,}" if trained is None else f"{length:,} ({length / trained:.3g}x)"
 
 
-def stopped(model: str, stop: Stop, notes: list[Note]) -> str:
-    note = f"{model}: {stop.reason}"
-    if note not in notes:
-        notes.append(note)
+def stopped(model: str, stop: Stop, notes: Notes) -> str:
+    said_of = (model, stop.reason if stop.reaches is None else stop.reaches)
+    notes.setdefault(said_of, f"{model}: {stop.reason}")
     where = f"ends at {stop.reaches:,}" if stop.reaches is not None else "not measured"
-    return f"{where} [{notes.index(note) + 1}]"
+    return f"{where} [{list(notes).index(said_of) + 1}]"
 
 
 def length_table(
     results: Sequence[LengthResult],
     models: Sequence[str],
-    trained: int,
+    trained: int | None,
     ratios: dict[tuple[str, int], Estimate],
-    notes: list[Note],
+    notes: Notes,
 ) -> str:
     """Lengths downwards, models side by side, then each by the first."""
     compared = [model for model in models if any(name == model for name, _ in ratios)]
@@ -65,7 +65,7 @@ def length_table(
     return aligned(rows)
 
 
-def passkey_table(results: Sequence[PasskeyResult], notes: list[Note]) -> str:
+def passkey_table(results: Sequence[PasskeyResult], notes: Notes) -> str:
     """Keys found, by depth; the preference for the key over another one (a half is chance), and its rank."""
     depths = sorted({cell.depth for one in results for cell in one.depths})
     rows = [["passkey found", "length", *(f"at {depth:.0%}" for depth in depths), "preferred", "rank"]]
@@ -76,13 +76,13 @@ def passkey_table(results: Sequence[PasskeyResult], notes: list[Note]) -> str:
         found = {cell.depth: cell for cell in one.depths}
         trials = sum(cell.trials for cell in one.depths)
         preferred = sum(cell.preference.value * cell.trials for cell in one.depths) / trials
-        rank = sum(cell.rank * cell.trials for cell in one.depths) / trials
+        rank = math.exp(sum(math.log(cell.rank) * cell.trials for cell in one.depths) / trials)
         shares = [f"{found[depth].accuracy.value:.0%}" if depth in found else "" for depth in depths]
         rows.append([one.model, f"{one.length:,}", *shares, f"{preferred:.0%}", f"{rank:.1f}"])
     return aligned(rows)
 
 
-def order_table(results: Sequence[OrderResult], notes: list[Note]) -> str:
+def order_table(results: Sequence[OrderResult], notes: Notes) -> str:
     """How many nats a token shuffling costs, by the size of the blocks."""
     blocks = list(dict.fromkeys(cell.block for one in results for cell in one.shuffles))
     head = [f"blocks of {block}" if block is not None else "all" for block in blocks]
@@ -98,7 +98,7 @@ def order_table(results: Sequence[OrderResult], notes: list[Note]) -> str:
     return aligned(rows)
 
 
-def similarity_table(results: Sequence[SimilarityResult], notes: list[Note]) -> str:
+def similarity_table(results: Sequence[SimilarityResult], notes: Notes) -> str:
     rows = [["likeness of embeddings", "to", "length", "cosine", "agreement on pairs"]]
     for one in results:
         cosine = stopped(one.model, one.stop, notes) if one.stop else told(one.cosine)

@@ -35,7 +35,10 @@ def stream_of(data: Data, tokenizer: Any, wanted: int, split: str, column: str |
 def documents_of(data: Data, split: str, column: str | None) -> Iterator[Any]:
     if isinstance(data, (str, Path)):
         documents = _read(str(data), split)
-        first = next(iter(documents), None)
+        try:
+            first = next(iter(documents), None)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{data} is no text in UTF-8: {error}") from error
         if first is None:
             return
         name = text_column(list(first), column)

@@ -10,6 +10,9 @@ import torch
 
 from .halt import Halt
 
+SAMPLES = ("a", "0", "A", ".", "the 1", "\u4e00")
+"""Texts of which a tokenizer knows one or another."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
@@ -23,8 +26,10 @@ class Frame:
         """What the tokenizer puts around a text by itself. A causal model has nothing to read behind the end."""
         if tokenizer is None:
             return cls()
-        plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-        framed = tokenizer("a")["input_ids"]
+        # Any text will do, but one of which nothing is left says nothing of what stands before and behind it.
+        read = ((text, tokenizer(text, add_special_tokens=False)["input_ids"]) for text in SAMPLES)
+        sample, plain = next(((text, ids) for text, ids in read if ids), ("", []))
+        framed = tokenizer(sample)["input_ids"] if plain else []
         for start in range(len(framed) - len(plain) + 1):
             if framed[start : start + len(plain)] == plain:
                 behind = () if causal else tuple(framed[start + len(plain) :])

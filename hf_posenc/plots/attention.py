@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from ..analysis import Attended, Frequencies
 
-ROW, LABELLED = 0.09, 24
-"""Inches for a head; how many rows have a label at most."""
+ROW, LABELLED, LOWEST = 0.09, 24, 3.4
+"""Inches for a head; how many rows have a label at most; inches of the lowest figure."""
 
 
 def attention(before: Attended, after: Attended | None = None) -> Figure:
@@ -23,7 +23,7 @@ def attention(before: Attended, after: Attended | None = None) -> Figure:
     shown = [before] if after is None else [before, after]
     layers, heads = before.share.shape[:2]
     count = 1 if after is None else 3
-    figure, drawn = panels(1, count, 4.6 * count, 2.2 + ROW * layers * heads)
+    figure, drawn = panels(1, count, 4.6 * count, _height(layers * heads))
     highest = max(data.binned()[1].max().item() for data in shown)
     for axes, data in zip(drawn, shown, strict=False):
         names, shares = data.binned()
@@ -40,22 +40,40 @@ def attention(before: Attended, after: Attended | None = None) -> Figure:
     return figure
 
 
-def frequencies(data: Frequencies) -> Figure:
-    """The share of each frequency in the logits, a row for each layer and head, fastest first."""
-    layers, heads, count = data.share.shape
-    figure, (axes,) = panels(1, 1, 6.0, 2.2 + ROW * layers * heads)
-    draw_levels(axes, data.share.flatten(0, 1).numpy(), "share of the logits' magnitude", vmin=0)
-    shown = sorted({round(step * (count - 1) / 7) for step in range(8)})
-    _label(axes, [], layers, heads, data.layers)
-    axes.set_xticks(shown, [f"{data.wavelengths[pair]:,.0f}" for pair in shown], rotation=45)
-    axes.set(title=f"{data.name}: use of frequencies", xlabel="wavelength (positions)")
+def frequencies(before: Frequencies, after: Frequencies | None = None) -> Figure:
+    """The share of each frequency in the logits, a row for each layer and head, fastest first.
+
+    With a second model, it and the difference, pair by pair: the wavelengths of its pairs may be others.
+    """
+    if after is not None and before.share.shape != after.share.shape:
+        raise ValueError("the two models must turn as many pairs of features, in as many layers and heads")
+    shown = [before] if after is None else [before, after]
+    layers, heads, count = before.share.shape
+    columns = 1 if after is None else 3
+    figure, drawn = panels(1, columns, 4.6 * columns + (1.4 if after is None else 0), _height(layers * heads))
+    highest = max(data.share.max().item() for data in shown)
+    ticks = sorted({round(step * (count - 1) / 7) for step in range(8)})
+    for axes, data in zip(drawn, shown, strict=False):
+        draw_levels(axes, data.share.flatten(0, 1).numpy(), "use: share of the logits' magnitude", vmin=0, vmax=highest)
+        _label(axes, [], layers, heads, data.layers)
+        axes.set_xticks(ticks, [f"{data.wavelengths[pair]:,.0f}" for pair in ticks], rotation=45)
+        axes.set(title=data.name, xlabel="wavelength (positions)")
+    if after is not None:
+        draw_signed(drawn[2], (after.share - before.share).flatten(0, 1).numpy(), "change of the share")
+        _label(drawn[2], [], layers, heads, before.layers)
+        drawn[2].set_xticks(ticks, [str(pair) for pair in ticks])
+        drawn[2].set(title="change", xlabel="pair of features, fastest first")
     return figure
+
+
+def _height(rows: int) -> float:
+    return max(LOWEST, 2.2 + ROW * rows)
 
 
 def _label(axes: Axes, bins: list[str], layers: int, heads: int, numbers: tuple[int, ...] | None = None) -> None:
     """Rows by layer and head, with a line between layers."""
     for layer in range(1, layers):
-        axes.axhline(layer * heads - 0.5, color="white", linewidth=0.8)
+        axes.axhline(layer * heads - 0.5, color="0.75", linewidth=0.8)
     every = -(-layers // LABELLED)
     middles = [layer * heads + (heads - 1) / 2 for layer in range(0, layers, every)]
     axes.set_yticks(middles, [f"layer {(numbers or range(layers))[layer]}" for layer in range(0, layers, every)])

@@ -25,7 +25,8 @@ def relative(*data: RelativeRows) -> Figure:
 
 def bias(data: Bias) -> Figure:
     """The bias by distance: a line for each head."""
-    figure, (axes,) = panels(1, 1, 7.0, 3.6)
+    columns = -(-len(data.values) // 16)
+    figure, (axes,) = panels(1, 1, 7.0 + columns, 3.8)
     for head, values in enumerate(data.values.tolist()):
         axes.plot(data.distances.tolist(), values, label=f"head {head}", linewidth=1.3, **line_look(head))
     seen = "" if data.query is None else f", seen from position {data.query}"
@@ -33,7 +34,7 @@ def bias(data: Bias) -> Figure:
     axes.set(
         title=f"{data.name}: bias by distance{seen}", xlabel="distance (key - query)", ylabel="added to the logits"
     )
-    axes.legend(fontsize=8, ncols=1 + len(data.values) // 9)
+    figure.legend(loc="outside right upper", fontsize=8, ncols=columns)
     return figure
 
 
@@ -41,15 +42,15 @@ def decay(*data: Decay) -> Figure:
     """The similarity of equal vectors by distance, a line for each rotation; and by pair of features, of the first."""
     if not data:
         raise ValueError("name at least one decay to draw")
-    figure, (left, right) = panels(1, 2, 9.5, 3.6)
+    figure, (left, right) = panels(1, 2, 10.0, 3.8)
     for number, found in enumerate(data):
-        left.plot(found.similarity.numpy(), label=found.name, linewidth=1.3, **line_look(number))
+        left.plot(found.similarity.numpy(), label=found.name, linewidth=1.1, **line_look(number))
     left.axhline(0, color="0.6", linewidth=0.8)
-    left.set(title="Similarity after turning", xlabel="distance", ylabel="of an equal vector")
+    left.set(title="Similarity after turning", xlabel="distance", ylabel="similarity of equal vectors")
     left.legend(fontsize=8)
     first = data[0]
     draw_signed(right, first.by_pair.numpy(), "similarity")
-    right.set(title=f"{first.name}: pair by pair, fastest first", xlabel="distance", ylabel="wavelength")
+    right.set(title=f"{first.name}: pair by pair, fastest first", xlabel="distance", ylabel="wavelength (positions)")
     shown = sorted({round(step * (len(first.wavelengths) - 1) / 5) for step in range(6)})
     right.set_yticks(shown, [f"{first.wavelengths[pair]:,.0f}" for pair in shown])
     return figure

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
 """Okabe and Ito's palette, told apart with any colour vision; yellow last, as it is faint on white."""
 STYLES = ("-", "--", "-.", ":")
-"""Of lines: with more lines than colours, the next style begins."""
+"""Of lines, in turn with the colours, so that no line is known by its colour alone."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LEVELS = "cividis"
 """The colour map of amounts: even steps of lightness, the same for colour-blind eyes."""
@@ -48,8 +48,8 @@ def colour_of(number: int) -> str:
 
 
 def line_look(number: int) -> dict[str, Any]:
-    """Colour and style of the line with this number: no two of the first 32 look the same."""
-    return {"color": colour_of(number), "linestyle": STYLES[number // len(COLOURS) % len(STYLES)]}
+    """Colour and style of the line with this number: no two of the first 32 look the same, nor neighbours in grey."""
+    return {"color": colour_of(number), "linestyle": STYLES[(number + number // len(COLOURS)) % len(STYLES)]}
 
 
 def draw_signed(axes: Axes, matrix: Any, label: str, **extent: Any) -> Any:
@@ -76,6 +76,25 @@ def refuse_format(path: Path) -> None:
     """Raise ValueError for a file that no figure is written to: before anything is measured for it."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"a figure is written to a file that ends in {', '.join(FORMATS)}; got {path.name!r}")
+
+
+def name_beside(figure: Figure, axes: Axes) -> None:
+    """The names of what is drawn, beside the picture: inside of it they would hide some of that."""
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+
+
+def name_below(axes: Axes, columns: int = 1) -> None:
+    """The same below the axes, where long names have room."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), fontsize=8, ncols=columns, frameon=False)
+
+
+def directory_for(path: Path) -> None:
+    """Make a directory for figures, or raise ValueError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be a directory for figures: {error}") from error
 
 
 def save(figure: Figure, path: str | Path, dpi: int = 110) -> Path:

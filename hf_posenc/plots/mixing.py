@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .drawing import COLOURS, MARKERS, colour_of, line_look, panels
+from .drawing import COLOURS, MARKERS, colour_of, line_look, name_below, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +18,7 @@ def separation(*data: Separation) -> Figure:
     """What linear probes read off each mix; how many directions are filled; angles between words and positions."""
     if not data:
         raise ValueError("name at least one separation to draw")
-    figure, (read, filled, angled) = panels(1, 3, 12.0, 3.8)
+    figure, (read, filled, angled) = panels(1, 3, 12.5, 4.2 + 0.17 * len(data))
     places = list(range(len(data)))
     names = [f"{found.name}\n{found.mix}\n{found.width} wide" for found in data]
     for side, (what, label) in enumerate((("position", "position, of unseen words"), ("token", "word, elsewhere"))):
@@ -33,25 +33,27 @@ def separation(*data: Separation) -> Figure:
             color="#000000",
             label="chance" if side else None,
         )
-    read.set(title="Read right by a linear probe", ylim=(0, 1.5), yticks=[0, 0.25, 0.5, 0.75, 1])
-    read.legend(fontsize=7, loc="upper left")
+    read.set(title="Read right by a linear probe", ylabel="share of vectors", ylim=(0, 1.05))
     for number, (what, label) in enumerate((("word", "words"), ("position", "positions"), ("mixed", "both"))):
         heights = [getattr(found, f"{what}_dimension") for found in data]
         filled.bar([place + (number - 1) * 0.26 for place in places], heights, 0.26, label=label, color=COLOURS[number])
-    filled.set(title="Directions that are filled")
-    filled.margins(y=0.35)
-    filled.legend(fontsize=7)
+    filled.set(title="Directions that are filled", ylabel="effective dimension")
     for axes in (read, filled):
-        axes.set_xticks(places, names, fontsize=7)
+        axes.set_xticks(places, names, fontsize=8)
+        name_below(axes, 3)
     for number, found in enumerate(data):
-        look = line_look(number)
+        look = {**line_look(number), "linewidth": 1.6}
         steps = [(step + 0.5) / len(found.angles) for step in range(len(found.angles))]
         angled.plot(steps, found.angles.tolist(), label=f"{found.name}, {found.mix}, {found.width} wide", **look)
         angled.plot(steps, found.random_angles.tolist(), color=look["color"], linewidth=0.8, linestyle=":")
     angled.set(
-        title="Angles of words and positions\n(dotted: unrelated subspaces)", ylabel="degrees", ylim=(0, 92), xticks=[]
+        title="Angles between words and positions\n(thin, dotted: unrelated subspaces)",
+        xlabel="principal angles, smallest first (share)",
+        ylabel="degrees",
+        xlim=(0, 1),
+        ylim=(0, 92),
     )
-    angled.legend(fontsize=7, loc="lower right")
+    name_below(angled)
     return figure
 
 
@@ -59,15 +61,15 @@ def clouds(data: Clouds, words: int = len(COLOURS) - 1) -> Figure:
     """The first words at all positions, in the plane where all differ most; and spread against distance of all."""
     if words < 1:
         raise ValueError(f"at least one word must be shown, got {words}")
-    figure, (plane, apart) = panels(1, 2, 9.5, 4.0)
+    figure, (plane, apart) = panels(1, 2, 10.5, 4.0)
     for number, points in enumerate(data.plane[:words]):
         marker, label = MARKERS[number % len(MARKERS)], data.labels[number]
         across, up = points[:, 0].tolist(), points[:, 1].tolist()
         plane.scatter(across, up, s=9, marker=marker, color=colour_of(number), label=label, alpha=0.7)
     plane.set(title=f"{data.name}: words at all positions\n({data.shown:.0%} of the variance)", xticks=[], yticks=[])
-    plane.legend(fontsize=7)
+    plane.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, markerscale=1.6)
     farthest = 1.1 * max(data.within.max().item(), data.nearest.max().item())
-    apart.plot([0, farthest], [0, farthest], color="0.6", linewidth=0.8)
+    apart.plot([0, farthest], [0, farthest], color="0.6", linewidth=0.8)  # as far as the neighbour
     apart.scatter(data.nearest.tolist(), data.within.tolist(), s=9, color=colour_of(0))
     apart.set(
         title=f"{data.own:.0%} are nearest to their own word\n(below the line: clouds apart)",

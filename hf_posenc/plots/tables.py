@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .drawing import MARKERS, colour_of, draw_signed, panels
+from .drawing import MARKERS, colour_of, draw_signed, name_below, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ def movement(*data: Movement) -> Figure:
     """How far each feature goes between its lowest and highest value: a dot for each feature."""
     if not data:
         raise ValueError("name at least one movement to draw")
-    figure, (axes,) = panels(1, 1, 7.0, 3.4)
+    figure, (axes,) = panels(1, 1, 7.0, 3.4 + 0.18 * len(data))
     for number, moved in enumerate(data):
         colour, size = colour_of(number), len(moved.ranges)
         # Of a wide range, so that encodings of any scale stand side by side; features as a share of the width.
@@ -38,7 +38,10 @@ def movement(*data: Movement) -> Figure:
         label += f", {beyond} beyond {HIGHEST:g}" if beyond else ""
         dots: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markersize": 2.5, "linestyle": "none"}
         axes.plot(places, (moved.ranges / wide).numpy(), color=colour, label=label, **dots)
-        axes.axhline(moved.threshold / wide, linewidth=0.8, alpha=0.6, color=colour, linestyle=":")
+    axes.axhline(
+        max(moved.threshold / (moved.wide or 1.0) for moved in data),
+        color="0.3", linewidth=0.9, linestyle=":", label="hardly moves below this",
+    )  # fmt: skip
     axes.axvline(0.5, color="0.6", linewidth=0.8)
     axes.set(
         title=f"Range of each feature over {data[0].positions} positions",
@@ -47,5 +50,5 @@ def movement(*data: Movement) -> Figure:
         xlim=(0, 1),
         ylim=(0, 1.05 * min(HIGHEST, max(float((moved.ranges / (moved.wide or 1.0)).max()) for moved in data) or 1.0)),
     )
-    axes.legend(fontsize=8, loc="upper right")
+    name_below(axes)
     return figure
