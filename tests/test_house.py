@@ -50,6 +50,7 @@ FLOORS = [
     ["checkpoints.expected"],
     ["checkpoints.configs"],
     ["training.fitting", "training.teacher"],
+    ["training.centring"],
     ["conventions", "drift", "models", "reference", "explanation", "handover"],
     ["patches"],
     ["patches.live"],

@@ -149,25 +149,46 @@ def test_a_handover_runs_over_its_share_of_the_steps(stock: dict[str, Path], tex
         assert scheme in ("alibi", {"type": "alibi"})
 
 
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_the_recommended_recipe_is_what_there_is_without_words(
-    stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
-    """Attention is fitted, then there is a teacher; and plain fine-tuning has neither."""
+    """A rotation's attention is fitted, a table's mean is kept, then there is a teacher; plain fine-tuning has none of
+    it."""
     seen: list[Any] = []
     built = RecoveryTrainer.__init__
 
     def spy(self: Any, *args: Any, **kwargs: Any) -> None:
-        seen.append((kwargs["teacher"], {name: w.clone() for name, w in kwargs["model"].state_dict().items()}))
+        seen.append((kwargs, {name: w.clone() for name, w in kwargs["model"].state_dict().items()}))
         built(self, *args, **kwargs)
 
     monkeypatch.setattr(RecoveryTrainer, "__init__", spy)
-    train(request(stock["gpt2"], text), settings(tmp_path / "a"))
-    train(request(stock["gpt2"], text, recipe=NAIVE), settings(tmp_path / "b"))
-    (teacher, fitted), (none, plain) = seen
-    assert RECOMMENDED.teacher
-    assert isinstance(teacher, Teacher)
-    assert none is None
-    assert any(not torch.equal(fitted[name], plain[name]) for name in fitted if "position_scheme" in name)
+    train(request(stock[architecture], text), settings(tmp_path / "a"))
+    train(request(stock[architecture], text, recipe=NAIVE), settings(tmp_path / "b"))
+    (given, begun), (plainly, plain) = seen
+    assert isinstance(given["teacher"], Teacher)
+    assert given["states_until"] == RECOMMENDED.states_until == 0.5
+    assert plainly["teacher"] is None
+    changed = {name for name in begun if not torch.equal(begun[name], plain[name])}
+    if architecture == "llama":
+        assert any("position_scheme" in name for name in changed)
+        assert any("q_proj" in name for name in changed)
+        return
+    assert changed == {"transformer.wte.weight", "lm_head.weight"}
+    mean = weights(stock["gpt2"])["transformer.wpe.weight"][: int(request(stock["gpt2"], text).train_length)].mean(0)
+    moved = begun["transformer.wte.weight"] - plain["transformer.wte.weight"]
+    torch.testing.assert_close(moved, mean.expand_as(moved), rtol=0, atol=1e-6)
+    assert mean.abs().max() > 1e-3
+
+
+def test_states_lead_the_way_and_then_count_no_more(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    out = train(request(stock["gpt2"], text), settings(tmp_path / "out", logging_steps=1))
+    last = max((found for found in out.glob("checkpoint-*")), key=lambda found: int(found.name.split("-")[1]))
+    history = json.loads((last / "trainer_state.json").read_text())["log_history"]
+    logs = [entry for entry in history if "divergence" in entry]
+    steps = json.loads((last / "trainer_state.json").read_text())["max_steps"]
+    assert {entry["step"] for entry in logs if "distance" in entry} == set(range(1, steps // 2 + 1))
+    assert len(logs) == len([entry for entry in history if "loss" in entry])
 
 
 def test_stages_change_the_length_on_the_way(

@@ -12,10 +12,11 @@ from torch import nn
 
 import hf_posenc
 from hf_posenc.schedule import with_handover
+from hf_posenc.training.centring import centre_tables
 from hf_posenc.training.fitting import fit
 from hf_posenc.training.own_text import own_text
 from hf_posenc.training.parameters import parameter_groups, train_positions_only
-from hf_posenc.training.teacher import Teacher, fed, layers_of, recorded
+from hf_posenc.training.teacher import Teacher, Weights, fed, layers_of, recorded
 
 ARCHITECTURES = ["bert", "gpt2", "llama"]
 LEARNED_ALIBI = {"type": "alibi", "learned": True}
@@ -184,6 +185,59 @@ def test_projections_are_fitted_where_asked() -> None:
     assert fixed.after == fixed.before
     moved = fit(model, ids, steps=30, projections=True)
     assert moved.after < 0.9 * moved.before
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_what_a_table_adds_everywhere_is_kept(architecture: str) -> None:
+    ids = tiny.tokens(3, 20)
+    stock = tiny.model(architecture)
+    base = stock.base_model
+    table = (base.embeddings.position_embeddings if architecture == "bert" else base.wpe).weight
+    with torch.no_grad():
+        table += torch.randn(tiny.WIDTH, generator=torch.Generator().manual_seed(1), dtype=table.dtype)
+    with recorded(layers_of(stock)) as known, torch.no_grad():
+        stock(ids)
+        predicted = stock(ids).logits.log_softmax(-1)
+    mean = table[:20].mean(0).detach().clone()
+    off = {}
+    for kept in (True, False):
+        model = tiny.model(architecture)
+        model.load_state_dict(stock.state_dict())
+        handover = hf_posenc.Handover(model, "none", steps=1)
+        if kept:
+            centre_tables(model, 20)
+        with torch.no_grad():  # nothing has been handed over yet
+            torch.testing.assert_close(model(ids).logits.log_softmax(-1), predicted, rtol=0, atol=1e-9)
+        handover.finish()
+        with recorded(layers_of(model)) as states, torch.no_grad():
+            model(ids)
+        off[kept] = (states[0] - known[0]).square().mean().item()
+    assert off[True] < 0.2 * off[False]
+    assert mean.abs().max() > 0.1
+    centre_tables(model, 20)  # where no table gives way, nothing moves
+    kept_table = hf_posenc.retrofit(tiny.model(architecture), with_handover(["learned", "t5"], 2))
+    before = {name: parameter.clone() for name, parameter in kept_table.named_parameters()}
+    centre_tables(kept_table, 20)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in kept_table.named_parameters())
+
+
+def test_states_inside_fade_and_what_a_model_gives_does_not() -> None:
+    ids = tiny.tokens()
+    lesson = Teacher(tiny.model("gpt2")).look_at({"input_ids": ids})
+    other = tiny.model("gpt2", "none")
+    with recorded(layers_of(other)) as states:
+        logits = other(ids).logits
+    off = [
+        lesson.distance(states[1:], shares=[float(place == which) for place in range(tiny.LAYERS)]).item()
+        for which in range(tiny.LAYERS)
+    ]
+    assert sum(off) == pytest.approx(lesson.distance(states[1:]).item())
+    whole = lesson.parts(Weights(), logits, states[1:], None)
+    faded = lesson.parts(Weights(), logits, states[1:], None, inside=0.25)
+    assert faded["distance"].item() == pytest.approx(0.25 * whole["distance"].item())
+    assert set(lesson.parts(Weights(), logits, states[1:], None, inside=0.0)) == {"divergence"}
+    (headless,) = lesson.parts(Weights(), None, states[1:], None, inside=0.0).values()
+    assert headless.item() == pytest.approx(Weights().states * off[-1])
 
 
 def test_fit_needs_the_old_encoding() -> None:

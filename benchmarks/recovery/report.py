@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .subjects import SUBJECTS, Subject
-from .trial import METHODS, Outcome
+from .trial import METHODS, RECOMMENDED_NAME, Outcome
 
-RECOMMENDED, NAIVE = "fit + teacher", "naive"
+RECOMMENDED, NAIVE = RECOMMENDED_NAME, "naive"
 LEVELS = (0.05, 0.01)
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00")
 """Told apart by the colour-blind as well (Okabe and Ito)."""

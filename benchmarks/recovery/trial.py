@@ -12,20 +12,22 @@ import torch
 from torch import nn
 
 import hf_posenc
-from hf_posenc.training.recipe import RECOMMENDED, Recipe
+from hf_posenc.training.centring import centre_tables
+from hf_posenc.training.recipe import FIT_SHARE, NAIVE, RECOMMENDED, Recipe, share_to_fit
 from hf_posenc.training.rows import IGNORED
-from hf_posenc.training.teacher import Teacher, Weights, layers_of, recorded
+from hf_posenc.training.teacher import Teacher, architecture_of, layers_of, recorded
 
 from .subjects import Batch, Subject
 
-PLAIN = Recipe(fit=0.0, handover=0.0, teacher=False)
+RECOMMENDED_NAME = "recommended"
 METHODS = {
-    "naive": PLAIN,
-    "naive + teacher": dataclasses.replace(PLAIN, teacher=True),
-    "fit": dataclasses.replace(PLAIN, fit=RECOMMENDED.fit),
-    "handover": dataclasses.replace(PLAIN, handover=0.5),
-    "handover + teacher": dataclasses.replace(PLAIN, handover=0.5, teacher=True),
-    "fit + teacher": dataclasses.replace(PLAIN, fit=RECOMMENDED.fit, teacher=True),
+    "naive": NAIVE,
+    "naive + teacher": dataclasses.replace(NAIVE, teacher=True, states_until=math.inf),
+    "fit": dataclasses.replace(NAIVE, centre=True, fit=FIT_SHARE),
+    "handover": dataclasses.replace(NAIVE, handover=0.5),
+    "handover + teacher": dataclasses.replace(NAIVE, handover=0.5, teacher=True, states_until=math.inf),
+    "fit + teacher": dataclasses.replace(NAIVE, centre=True, fit=FIT_SHARE, teacher=True, states_until=math.inf),
+    RECOMMENDED_NAME: RECOMMENDED,
 }
 """By the name that the tables have. Without a teacher, the text is all there is to learn from."""
 WARMUP = 0.05
@@ -53,14 +55,16 @@ def run(trial: Trial, subject: Subject) -> Outcome:
     rows = subject.rows()
     shortfall = subject.measure()
     length = rows["input_ids"].shape[-1]
-    fit_tokens = recipe.fit * subject.tokens
-    steps = round((subject.tokens - fit_tokens) / (subject.rows_at_once * length))
     model = subject.load()
+    share = share_to_fit(recipe, architecture_of(model))
+    steps = round((1 - share) * subject.tokens / (subject.rows_at_once * length))
     handover = hf_posenc.Handover(model, trial.scheme, steps=max(round(recipe.handover * steps), 1))
     curve: list[tuple[int, float]] = []
     seen = 0
-    if recipe.fit:
-        number = round(fit_tokens / (subject.fit_rows * length))
+    if recipe.centre:
+        centre_tables(model, length)
+    if share:
+        number = round(share * subject.tokens / (subject.fit_rows * length))
         order = torch.randperm(len(rows["input_ids"]))[: number * subject.fit_rows]
         hf_posenc.fit(model, rows["input_ids"][order], projections=True, steps=number, rows=subject.fit_rows)
         seen = number * subject.fit_rows * length
@@ -94,7 +98,8 @@ def _training(
     )
     model.train()
     for step, batch in zip(range(steps), _batches(rows, subject.rows_at_once, trial.seed), strict=False):
-        loss = _loss(model, teacher, recipe, batch)
+        inside = max(1 - step / (recipe.states_until * steps), 0.0)
+        loss = _loss(model, teacher, recipe, batch, inside)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -113,7 +118,7 @@ def _batches(rows: Batch, rows_at_once: int, seed: int) -> Iterator[Batch]:
                 yield {name: values[places] for name, values in rows.items()}
 
 
-def _loss(model: Any, teacher: Teacher | None, recipe: Recipe, batch: Batch) -> torch.Tensor:
+def _loss(model: Any, teacher: Teacher | None, recipe: Recipe, batch: Batch, inside: float) -> torch.Tensor:
     inputs = {"input_ids": batch["input_ids"]}
     with recorded(layers_of(model)) as states:
         outputs = model(**inputs)
@@ -126,6 +131,10 @@ def _loss(model: Any, teacher: Teacher | None, recipe: Recipe, batch: Batch) -> 
     if not recipe.teacher:  # a model without a head, and nothing but its embeddings to learn from
         found, known = (state.mean(1) for state in (outputs.last_hidden_state, lesson.states[-1]))
         return (1 - nn.functional.cosine_similarity(found, known)).mean()
-    weights = recipe.weights if "targets" in batch else Weights(predictions=0.0, states=recipe.weights.states)
-    parts = lesson.parts(weights, getattr(outputs, "logits", None), states[1:], None)
-    return torch.stack(list(parts.values())).sum()
+    weights = recipe.weights
+    if "targets" not in batch:
+        parts = lesson.parts(dataclasses.replace(weights, predictions=0.0), None, states[1:], None, inside)
+        return torch.stack(list(parts.values())).sum()
+    asked = batch["targets"] != IGNORED
+    divergence = lesson.divergence(outputs.logits, asked)
+    return weights.predictions * divergence + weights.states * inside * lesson.distance(states[1:])

@@ -21,8 +21,9 @@ from tqdm.auto import tqdm
 from ..attention import PositionedAttention, schemes_at, score_terms, turned
 from ..engine.scores import written_out
 from ..patches.attach import share_out
-from ..patches.handing import bases_of, schedule_in, table_that_gives_way
+from ..patches.handing import bases_of, schedule_in
 from ..scheme import Content, Positions
+from .centring import centre_tables
 from .parameters import is_of_scheme
 
 STEPS, ROWS, RATE, PROJECTION_RATE = 100, 2, 0.05, 5e-3
@@ -84,9 +85,9 @@ def fit(
     model.eval()
     try:
         results = []
+        if projections:
+            centre_tables(model, ids.shape[-1])
         for base in bases_of(model):
-            if projections:
-                _centre_table(base, ids.shape[-1])
             text = _Text(base, ids, rows)
             before = text.measured()
             groups = _groups(base, projections, rate, projection_rate)
@@ -96,18 +97,6 @@ def fit(
     finally:
         model.train(was_training)
     return results[0]
-
-
-@torch.no_grad()
-def _centre_table(base: Any, length: int) -> None:
-    """Move what a table that gives way adds at all positions alike to where it stays."""
-    table = table_that_gives_way(base)
-    if table is None:
-        return
-    (constant,) = base.get_submodule(base.architecture.constant).parameters()
-    mean = table[:length].mean(0)
-    table -= mean
-    constant += mean
 
 
 class _Text:

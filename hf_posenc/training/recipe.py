@@ -8,6 +8,7 @@ from typing import Any
 
 from .teacher import Weights
 
+FIT_SHARE = 0.2
 REFERENCE_RATE, REFERENCE_WIDTH = 4e-3, 64
 """The learning rate that did best on a model of this width; see benchmarks/RECOVERY.md."""
 
@@ -16,19 +17,32 @@ REFERENCE_RATE, REFERENCE_WIDTH = 4e-3, 64
 class Recipe:
     """What is done, in the order of the fields."""
 
-    fit: float = 0.2
-    """The share of the training that is spent on fitting each layer's attention to that of the old encoding."""
+    centre: bool = True
+    """Keep what the old table added at all positions alike."""
+    fit: float | None = None
+    """The share of the training that is spent on fitting each layer's attention to that of the old encoding. None: a
+    fifth where that is a rotation, which acts in attention alone; nothing of a table, whose rows run through the whole
+    model."""
     handover: float = 0.0
     """The share of the training steps over which the old encoding gives way; 0: at once."""
     teacher: bool = True
     """Learn from the model as it was, rather than from the text alone."""
     weights: Weights = Weights()
+    states_until: float = 0.5
+    """The share of the training over which states inside of the teacher fade from the loss: they lead the way, but a
+    new encoding need not take the old one's to the end."""
 
 
 RECOMMENDED = Recipe()
-NAIVE = Recipe(fit=0.0, handover=0.0, teacher=False)
+NAIVE = Recipe(centre=False, fit=0.0, handover=0.0, teacher=False)
 """Change the encoding and fine-tune: what one would do without any of this."""
 RECIPES = {"recommended": RECOMMENDED, "naive": NAIVE}
+
+
+def share_to_fit(recipe: Recipe, architecture: Any) -> float:
+    if recipe.fit is not None:
+        return recipe.fit
+    return FIT_SHARE if architecture.rotary else 0.0
 
 
 def recommended_learning_rate(config: Any) -> float:

@@ -31,6 +31,7 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
         *args: Any,
         teacher: Teacher | None = None,
         weights: Weights | None = None,
+        states_until: float = 1.0,
         position_learning_rate: float | None = None,
         predicts_tokens: bool = True,
         **kwargs: Any,
@@ -40,6 +41,7 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
         self._sound: torch.Tensor | None = None
         self.teacher = teacher
         self.weights = weights or Weights()
+        self.states_until = states_until
         self.position_learning_rate = position_learning_rate
         self._parts: dict[str, tuple[float, int]] = {}
         if teacher is not None:
@@ -95,7 +97,8 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
         return LABELS in inputs and inputs["input_ids"].shape[-1] > self.teacher.longest
 
     def _weighed(self, lesson: Lesson, outputs: Any, states: list[torch.Tensor], inputs: dict[str, Any]) -> Any:
-        parts = lesson.parts(self.weights, getattr(outputs, "logits", None), states, inputs.get("attention_mask"))
+        mask, inside = inputs.get("attention_mask"), self._share_of_states() if torch.is_grad_enabled() else 0.0
+        parts = lesson.parts(self.weights, getattr(outputs, "logits", None), states, mask, inside)
         if self.weights.labels and LABELS in inputs:
             parts[LABELS] = self.weights.labels * outputs.loss
         if not parts:
@@ -103,6 +106,12 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
         if torch.is_grad_enabled():
             self._count(parts)
         return torch.stack(list(parts.values())).sum()
+
+    def _share_of_states(self) -> float:
+        """Falls to nothing over the share of the training that they lead the way for."""
+        if not self.states_until or self.state.max_steps <= 0:
+            return 0.0
+        return max(1 - self.state.global_step / (self.states_until * self.state.max_steps), 0.0)
 
     def _count(self, parts: dict[str, torch.Tensor]) -> None:
         for name, value in parts.items():

@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from ..handover import Handover
 from ..patches.handing import schedule_in
+from .centring import centre_tables
 from .fitting import fit
 from .lora import add_lora
 from .objective import Objective, objective_of
@@ -29,11 +30,12 @@ from .parts import (
     tokenizer_of,
     told_apart,
 )
+from .recipe import share_to_fit
 from .recovering import RecoveryTrainer
 from .request import SELF, Note, Request
 from .saving import UNFINISHED, OutOfSpace, checkpoints_in, is_out_of_space, last_whole_checkpoint
 from .stages import Stage, Staged, read_stages
-from .teacher import Teacher
+from .teacher import Teacher, architecture_of
 from .texts import IDS, read
 
 logger = logging.get_logger(__name__)
@@ -125,6 +127,7 @@ def prepare(request: Request, arguments: TrainingArguments, note: Note, director
         data_collator=objective.collator(tokenizer, packing, request.mask_share),
         teacher=teacher,
         weights=request.recipe.weights,
+        states_until=request.recipe.states_until,
         position_learning_rate=request.position_learning_rate,
         predicts_tokens=objective.predicts_tokens,
         callbacks=[Handover(model)] if schedule_in(model) else None,
@@ -190,11 +193,16 @@ def _student(
     """Fitted, unless there is a checkpoint to go on from, which has been."""
     recipe = request.recipe
     handover_steps = math.ceil(recipe.handover * steps) if recipe.handover else None
-    wants_fit = recipe.fit > 0 and request.scheme is not None and fresh and objective is not Objective.CLASSIFICATION
-    model = student_of(request, objective, handover_steps or (1 if wants_fit else None))
-    if wants_fit:
+    begins = request.scheme is not None and fresh and (recipe.centre or recipe.fit != 0)
+    model = student_of(request, objective, handover_steps or (1 if begins else None))
+    if begins and recipe.centre and request.trained == "all":
+        centre_tables(model, min(stages[0].length, model.config.max_position_embeddings))
+    share = (
+        share_to_fit(recipe, architecture_of(model)) if begins and objective is not Objective.CLASSIFICATION else 0.0
+    )
+    if share:
         length = min(stages[0].length, FIT_LENGTH, model.config.max_position_embeddings)
-        tokens = recipe.fit * steps * rows_at_once * stages[0].length
+        tokens = share * steps * rows_at_once * stages[0].length
         number = min(math.ceil(tokens / (FIT_ROWS * length)), MOST_FIT_STEPS)
         ids = _some_rows(rows, number * FIT_ROWS, length)
         found = fit(model, ids, projections=request.trained == "all", steps=number, rows=FIT_ROWS, progress=True)

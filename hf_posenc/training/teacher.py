@@ -16,12 +16,17 @@ from torch import nn
 from ..patches.live import ARCHITECTURES
 
 
-def layers_of(model: Any) -> list[nn.Module]:
-    """The layers of a model of a known architecture, stock or variant."""
+def architecture_of(model: Any) -> Any:
+    """What is known of the architecture of a model, stock or variant."""
     for architecture in ARCHITECTURES.values():
         if isinstance(model, architecture.family):
-            return list(model.base_model.get_submodule(architecture.layers).children())
+            return architecture
     raise ValueError(f"{type(model).__name__} is not a model that hf_posenc knows: it takes {sorted(ARCHITECTURES)}")
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """The layers of a model of a known architecture, stock or variant."""
+    return list(model.base_model.get_submodule(architecture_of(model).layers).children())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +68,25 @@ class Lesson:
         self.states = states
 
     def parts(
-        self, weights: Weights, logits: torch.Tensor | None, states: list[torch.Tensor], mask_BN: torch.Tensor | None
+        self,
+        weights: Weights,
+        logits: torch.Tensor | None,
+        states: list[torch.Tensor],
+        mask_BN: torch.Tensor | None,
+        inside: float = 1.0,
     ) -> dict[str, torch.Tensor]:
-        """Of a student's loss, weighed: what its predictions and the states behind its layers are off."""
+        """Of a student's loss, weighed: what its predictions and the states behind its layers are off.
+
+        `inside`: how much the states still count that are not what the model gives. Those behind the last layer are
+        all there is to learn, and count in full, where there are no predictions.
+        """
         found = {}
         if weights.predictions and self.logits_BNV is not None and logits is not None:
             by_token = self.logits_BNV.ndim == 3  # a classifier has one prediction a row
             found["divergence"] = weights.predictions * self.divergence(logits, mask_BN if by_token else None)
-        if weights.states:
-            found["distance"] = weights.states * self.distance(states, mask_BN)
+        shares = [inside] * (len(states) - 1) + [inside if found else 1.0]
+        if weights.states and any(shares):
+            found["distance"] = weights.states * self.distance(states, mask_BN, shares)
         return found
 
     def divergence(self, logits_BNV: torch.Tensor, mask_BN: torch.Tensor | None = None) -> torch.Tensor:
@@ -80,11 +95,18 @@ class Lesson:
         known, found = (logits.float().log_softmax(-1) for logits in (self.logits_BNV, logits_BNV))
         return _mean((known.exp() * (known - found)).sum(-1), mask_BN)
 
-    def distance(self, states: list[torch.Tensor], mask_BN: torch.Tensor | None = None) -> torch.Tensor:
-        """Of the states behind each layer, squared and as a share of the teacher's own; the mean of all."""
-        return torch.stack(
-            [_share_off(found, known, mask_BN) for found, known in zip(states, self.states[1:], strict=True)]
-        ).mean()
+    def distance(
+        self, states: list[torch.Tensor], mask_BN: torch.Tensor | None = None, shares: list[float] | None = None
+    ) -> torch.Tensor:
+        """Of the states behind each layer, squared and as a share of the teacher's own; the mean of all, each counted
+        as much as `shares` says."""
+        shares = shares or [1.0] * len(states)
+        off = [
+            share * _share_off(found, known, mask_BN)
+            for share, found, known in zip(shares, states, self.states[1:], strict=True)
+            if share
+        ]
+        return torch.stack(off).sum() / len(states)
 
 
 def _share_off(found_BNE: torch.Tensor, known_BNE: torch.Tensor, mask_BN: torch.Tensor | None) -> torch.Tensor:
