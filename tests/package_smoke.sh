@@ -2,7 +2,7 @@
 # Build the sdist and, from it, the wheel; install each into an empty environment, and use it outside of the checkout.
 # Usage: tests/package_smoke.sh PYTHON VENV CONSTRAINTS, from the root. VENV has `build`; nothing is installed into it.
 set -eu
-python=$1 builder=$2/bin/python constraints=$3 root=$PWD
+python=$1 builder=$2/bin/python constraints=$(realpath "$3") root=$PWD
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 unset PYTHONPATH PYTHONHOME
@@ -14,12 +14,12 @@ unset PYTHONPATH PYTHONHOME
 "$python" -m venv "$scratch/empty"
 cp "$root/tests/package_smoke.py" "$scratch"
 empty="$scratch/empty/bin/python"
-"$empty" -m pip install --quiet --requirement "$root/$constraints"
+"$empty" -m pip install --quiet --requirement "$constraints"
 cd "$scratch"
 for package in dist/*.whl dist/*.tar.gz; do
     # One environment for both: the wheel goes before the sdist comes, and its dependencies stay.
     "$empty" -m pip uninstall --quiet --yes hf_posenc 2>/dev/null
-    "$empty" -m pip install --quiet --constraint "$root/$constraints" "$package"
+    "$empty" -m pip install --quiet --constraint "$constraints" "$package"
     "$empty" -m pip check --quiet
     rm -rf work && mkdir work
     (cd work && HF_HUB_OFFLINE=1 "$empty" ../package_smoke.py "$root")

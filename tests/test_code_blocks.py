@@ -1,7 +1,7 @@
 """Every code block of README.md and docs/ does what it says: run offline, beside small stand-ins for what it names.
 
 A page that loads "openai-community/gpt2" finds a directory of that name: a GPT-2 of 1,024 positions and two narrow
-layers. tests/run_page.py runs a page; in `make test` with all commands in one process, in `make test-all` each on its own.
+layers. tests/run_page.py runs a page: in `make test` all of it in one process, in `make test-all` also as a shell does.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_every_block_of_a_page_runs(page: Path, way: str, shelf: Path, tmp_path:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_that_import_transformers_import_the_plugin(page: Path) -> None:
-    """Blocks are copied one at a time, and without the plugin transformers takes `position_scheme` for any old field."""
+    """Blocks are copied one at a time, and without the plugin transformers does not know what a position_scheme is."""
     for block in code_blocks.blocks_of(page.read_text()):
         if block.kind is code_blocks.Kind.PYTHON and "from transformers import" in block.text:
             assert re.search(r"^(import|from) hf_posenc", block.text, re.MULTILINE), block.text
@@ -102,7 +102,7 @@ def test_contributing_names_targets_that_exist() -> None:
     [
         ("```python\nprint(1)\n```\n\n```\n2\n```\n", "the page says"),
         ("```python\n1 / 0\n```\n", "ZeroDivisionError"),
-        ("```\nhf-posenc inspect nowhere\n```\n", "exits with 2"),
+        ("```\nhf-posenc inspect\n```\n", "exits with 2"),
         ("```\npip install hf_posenc[everything]\n```\n", "everything"),
         ("```\nmake coffee\n```\n", "coffee"),
         ("```toml\na = 1\n```\n", "of no kind"),
