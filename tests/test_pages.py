@@ -98,3 +98,15 @@ def test_recovery_is_as_the_log_has_it() -> None:
     told = rows_of(CHOOSING.read_text().split("## How training brings it back")[1].split("\n## ")[0])[2:]
     assert len(told) == 3
     assert [row for row in told if tuple(row[1:]) not in known] == []
+
+
+def test_length_curves_are_those_measured() -> None:
+    """Of each model the values of length-curve.txt, which has a column for it, without their intervals."""
+    header, _, *lines = (ROOT / "docs" / "figures" / "length-curve.txt").read_text().split("\n\n")[0].splitlines()
+    columns = [re.split(r" {2,}", re.sub(r" \([^)]* to [^)]*\)", "", line).strip()) for line in lines]
+    names = re.split(r" {2,}", header.strip())
+    told = rows_of(CHOOSING.read_text().split("## Past the trained length")[1].split("\n## ")[0])[2:]
+    assert len(told) == 7
+    for name, *values in told:
+        place = names.index(name)
+        assert values == [cells[place].removesuffix(" [1]") for cells in columns], name
