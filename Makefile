@@ -54,16 +54,17 @@ reference: install  ## write docs/schemes.md from the code
 	$(BIN)/python -m hf_posenc.reference > docs/schemes.md
 
 # CHECKPOINTS: --llama DIR --data TEXT.txt --bert DIR, for the figures of real checkpoints
-figures: install  ## draw the figures of docs/analysis.md and docs/evaluation.md, some six minutes
+figures: install  ## draw the figures of the documents, some minutes
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[plots]'
 	HF_HUB_OFFLINE=1 $(BIN)/python docs/make_figures.py $(CHECKPOINTS)
+	HF_HUB_OFFLINE=1 $(BIN)/python docs/make_length_curve.py
 
-check: install  ## lint, types, tests, and a wheel that imports outside of the checkout
+check: install  ## lint, types, tests; wheel and sdist in an empty environment, used outside of the checkout
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(MAKE) test
-	sh tests/wheel_smoke.sh $(PYTHON) $(VENV)
+	sh tests/package_smoke.sh $(PYTHON) $(VENV) $(CONSTRAINTS)
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) $(VENV)-oldest build dist demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

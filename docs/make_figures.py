@@ -34,13 +34,17 @@ prince nine page dance grass angry bridge soldier wine white spring cat story st
 
 def show(name: str, figure: Any, *data: Any) -> None:
     """Write a small .png, and note down the numbers."""
-    buffer, path = io.BytesIO(), HERE / f"{name}.png"
+    save_small(figure, HERE / f"{name}.png")
+    say(f"[{name}]", *map(str, data), "")
+
+
+def save_small(figure: Any, path: Path) -> None:
+    buffer = io.BytesIO()
     figure.savefig(buffer, dpi=DPI)
     image = Image.open(buffer).convert("RGB")
     image.save(path, optimize=True)
     if path.stat().st_size > LARGEST:  # fewer colours, spread over all that there are: those of rare values stay true
         image.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
-    say(f"[{name}]", *map(str, data), "")
 
 
 def say(*lines: str) -> None:

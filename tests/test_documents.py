@@ -1,4 +1,4 @@
-"""What the documents say is so: the README's snippet, the demo, the worked example, the reference page."""
+"""What the documents say is so: the demo, the worked example, the reference page. test_code_blocks.py has the rest."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ from hf_posenc import reference
 from hf_posenc.scheme import Kind
 
 ROOT = Path(__file__).parent.parent
-
-
-def test_readme_snippet_prints_what_it_says(tmp_path: Path) -> None:
-    blocks = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    first = next(index for index, (language, _) in enumerate(blocks) if language == "python")
-    code, expected = blocks[first][1], blocks[first + 1][1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == expected
 
 
 def test_demo_runs(tmp_path: Path) -> None:

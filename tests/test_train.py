@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ def losses_in(directory: Path) -> list[float]:
 
 def files_in(directory: Path) -> set[str]:
     return {path.name for path in directory.rglob("*") if path.is_file()}
+
+
+def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["hf_posenc.cli.train"], "find_spec", lambda name: None)
+    done = CliRunner().invoke(app, ["train", "--model", "gpt2"])
+    assert done.exit_code == 2
+    assert "accelerate and datasets, not installed here: pip install hf_posenc[train]" in done.output
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])

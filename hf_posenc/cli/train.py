@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,6 +97,7 @@ def train(
         name: value for name, value in context.params.items() if value is not None and name not in ("config", "restart")
     }
     with said_plainly():
+        _refuse_without_extra()
         asked = {**_from_file(config), **{("trained" if name == "train_" else name): v for name, v in given.items()}}
         from ..training.run import train as run
 
@@ -104,6 +106,12 @@ def train(
         directory = run(request, arguments, restart)
     if arguments.process_index == 0:
         typer.echo(f"The variant is in {directory}: AutoModel.from_pretrained({str(directory)!r})")
+
+
+def _refuse_without_extra() -> None:
+    missing = [name for name in ("accelerate", "datasets") if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"training takes {' and '.join(missing)}, not installed here: pip install hf_posenc[train]")
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:
