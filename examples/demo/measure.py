@@ -1,0 +1,124 @@
+"""What the four models are worth: at each length, where they look, and what they write."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+import hf_posenc
+from hf_posenc import analysis
+from hf_posenc.evaluation.report import Evaluation
+
+from .stock import TRAINED_LENGTH
+from .text import Texts
+
+STOCK = "learned (stock)"
+LENGTHS = ("1x", "2x", "4x", "8x")
+FAR = 4 * TRAINED_LENGTH
+ALLOWED, HELD = 0.10, ("alibi", "t5")
+"""By how much perplexity at four times the length may be above that at the trained length, and whose."""
+PROMPT, WRITTEN = 64, 256
+LOOKED_AT = 8
+"""Rows of text that attention is averaged over."""
+
+
+def at_once(stock: Path, scheme: str, texts: Texts) -> float:
+    """Perplexity on the watched text with the encoding changed and nothing trained."""
+    model = AutoModelForCausalLM.from_pretrained(stock, position_scheme=scheme)
+    tokenizer = AutoTokenizer.from_pretrained(stock)
+    found = hf_posenc.evaluate(
+        {scheme: model}, texts.watched, lengths=[TRAINED_LENGTH], tokenizer=tokenizer, device="cpu", progress=False
+    )
+    return perplexity_at(found, scheme, TRAINED_LENGTH) or float("inf")
+
+
+def measured(models: dict[str, Path], texts: Texts) -> Evaluation:
+    sources = {name: str(path) for name, path in models.items()}
+    return hf_posenc.evaluate(sources, texts.test, lengths=LENGTHS, device="cpu")
+
+
+def perplexity_at(evaluation: Evaluation, model: str, length: int) -> float | None:
+    """None where the model does not reach."""
+    for one in evaluation.perplexity:
+        if (one.model, one.length) == (model, length) and one.perplexity is not None:
+            return one.perplexity.value
+    return None
+
+
+def end_of(evaluation: Evaluation, model: str) -> str | None:
+    """Why a model stops, if it does."""
+    return next((one.stop.reason for one in evaluation.perplexity if one.model == model and one.stop), None)
+
+
+def growth(evaluation: Evaluation, model: str) -> float | None:
+    """Of perplexity from the trained length to four times that: 0.1 is a tenth more."""
+    near, far = (perplexity_at(evaluation, model, length) for length in (TRAINED_LENGTH, FAR))
+    return far / near - 1 if near is not None and far is not None else None
+
+
+def broken_promises(evaluation: Evaluation) -> list[str]:
+    """What was to be seen and is not."""
+    found = []
+    if end_of(evaluation, STOCK) is None:
+        found.append("the stock model was to end at its trained length, and goes on")
+    for scheme in HELD:
+        grown = growth(evaluation, scheme)
+        if grown is None or grown > ALLOWED:
+            told = "cannot be measured" if grown is None else f"is {grown:+.1%} of that at the trained length"
+            found.append(f"{scheme}: perplexity at four times the length {told}, where {ALLOWED:.0%} more are allowed")
+    return found
+
+
+def attended(models: dict[str, Path], texts: Texts) -> list[analysis.Attended]:
+    """Where each model looks, on rows of the trained length."""
+    rows = analysis.token_rows(next(iter(models.values())), texts.test, TRAINED_LENGTH, LOOKED_AT)
+    return [
+        analysis.attention_by_distance(AutoModelForCausalLM.from_pretrained(path), rows, name)
+        for name, path in models.items()
+    ]
+
+
+def learned_table(stock: Path) -> analysis.Encoding:
+    """The positions that the stock model has learnt."""
+    model = AutoModelForCausalLM.from_pretrained(stock, position_scheme="learned")
+    return analysis.encoding(model, TRAINED_LENGTH)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What a model wrote: the prompt, up to the trained length, beyond; and why it ended, if it did."""
+
+    model: str
+    prompt: str
+    within: str
+    beyond: str
+    end: str | None
+
+
+def sampled(models: dict[str, Path], texts: Texts) -> list[Sample]:
+    return [_sample(name, path, texts.test) for name, path in models.items()]
+
+
+def _sample(name: str, directory: Path, text: Path) -> Sample:
+    """Loaded as anybody would load it."""
+    model: Any = AutoModelForCausalLM.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    prompt = analysis.token_rows(directory, text, PROMPT, 1)
+
+    def written(tokens: int) -> list[int]:
+        set_seed(1)
+        how = {"do_sample": True, "temperature": 0.6, "top_k": 40, "eos_token_id": None}
+        mask = torch.ones_like(prompt)
+        return model.generate(prompt, attention_mask=mask, max_new_tokens=tokens, **how)[0].tolist()
+
+    try:
+        ids, end = written(WRITTEN), None
+    except IndexError as error:
+        ids = written(TRAINED_LENGTH - PROMPT)
+        end = f"asked for {PROMPT + WRITTEN} tokens: {type(error).__name__}: {error}"
+    parts = (ids[:PROMPT], ids[PROMPT:TRAINED_LENGTH], ids[TRAINED_LENGTH:])
+    return Sample(name, *(tokenizer.decode(part) for part in parts), end)

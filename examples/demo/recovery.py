@@ -1,0 +1,67 @@
+"""From the stock checkpoint to a variant of it, by the command that anybody would use: `hf-posenc train` on accelerate."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from hf_posenc.training.recipe import RECOMMENDED
+
+from .stock import ROWS_AT_ONCE, TRAINED_LENGTH
+from .text import Texts
+
+LOOKS = 8
+"""Times that a model is looked at on its way."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """How good a model was on the watched text, and how many tokens it had seen by then."""
+
+    tokens: int
+    perplexity: float
+
+
+def recover(scheme: str, stock: Path, texts: Texts, steps: int, directory: Path) -> list[Look]:
+    """Train the variant with the recommended recipe; how good it was with its attention fitted, and from then on."""
+    command = [
+        *("--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
+        *("--num_cpu_threads_per_process", str(torch.get_num_threads())),
+        *("-m", "hf_posenc", "train", "--model", str(stock), "--scheme", scheme, "--data", str(texts.train)),
+        *("--train-length", str(TRAINED_LENGTH), "--output-dir", str(directory), "--restart"),
+        *("--max-steps", str(steps), "--per-device-train-batch-size", str(ROWS_AT_ONCE), "--save-steps", str(steps)),
+        *("--eval-data", str(texts.watched), "--eval-on-start", "--eval-strategy", "steps"),
+        *("--eval-steps", str(max(steps // LOOKS, 1)), "--per-device-eval-batch-size", "32"),
+        *("--report-to", "none"),
+    ]
+    print(f"      $ accelerate launch {shlex.join(command)}", flush=True)
+    log = directory.with_suffix(".log")
+    with log.open("w", encoding="utf-8") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "accelerate.commands.launch", *command],
+            stdout=file,  # the losses; bars and errors are seen
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+            check=False,
+        )
+    if done.returncode:
+        raise SystemExit(f"the training of {scheme} ended with an error, which stands above; what it printed is in {log}")
+    return _looks(directory / f"checkpoint-{steps}" / "trainer_state.json", steps)
+
+
+def _looks(state: Path, steps: int) -> list[Look]:
+    """Fitting attention to the old encoding's comes first, and has read some text as well."""
+    a_step = ROWS_AT_ONCE * TRAINED_LENGTH
+    fitting = int(RECOMMENDED.fit * steps * a_step)
+    history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
+    return [
+        Look(fitting + entry["step"] * a_step, entry["eval_perplexity"])
+        for entry in history
+        if "eval_perplexity" in entry
+    ]

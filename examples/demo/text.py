@@ -1,0 +1,67 @@
+"""Text that is there wherever Python is: the sources of its standard library, and bytes as its tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sysconfig
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+END = "<|endoftext|>"
+TRAINED_ON, WATCHED = 2_000_000, 16_384
+"""Characters to learn from, and to look at while a model recovers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Files of text, of modules that are in one of them only."""
+
+    train: Path
+    watched: Path
+    """Not learnt from: to see how far a model has come."""
+    test: Path
+    """Not seen before the end."""
+
+
+def write_texts(directory: Path, test_size: int) -> Texts:
+    """Whole modules in an order by chance, the same every time: for the test, for watching, and the rest to train."""
+    modules = [text for text in map(_read, _sources()) if text]
+    random.Random(0).shuffle(modules)
+    directory.mkdir(parents=True, exist_ok=True)
+    texts = Texts(*(directory / f"{name}.txt" for name in ("train", "watched", "test")))
+    for path, size in ((texts.test, test_size), (texts.watched, WATCHED), (texts.train, TRAINED_ON)):
+        found = ""
+        while modules and len(found) < size:
+            found += modules.pop()
+        if not found:
+            raise SystemExit("the sources of this Python's standard library are too few to train on: take another one")
+        path.write_text(found[:size], encoding="utf-8", newline="\n")
+    return texts
+
+
+def _sources() -> list[Path]:
+    library = Path(sysconfig.get_paths()["stdlib"])
+    found = sorted(library.glob("*.py"))
+    if not found:
+        raise SystemExit(f"this Python has its standard library without sources, in {library}: take another one")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A token for each byte, in the alphabet that GPT-2 writes bytes in, and one that ends a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {letter: number for number, letter in enumerate([*alphabet, END])}
+    backend = Tokenizer(models.BPE(vocab=words, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=END, eos_token=END, pad_token=END)
