@@ -11,35 +11,38 @@ from pathlib import Path
 SCHEMES = ("rope", "alibi", "t5")
 
 
-def main(directory: Path, steps: int, recovery_steps: int, test_size: int) -> int:
+def main(directory: Path, steps: int, recovery_steps: int, size: int, test_size: int) -> int:
     from . import measure, page, recovery, stock, text
 
     began = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
     _say(1, "text: sources of Python's standard library, byte by byte")
-    texts = text.write_texts(directory / "text", test_size)
+    texts = text.write_texts(directory / "text", size, test_size)
     _say(2, f"a stock GPT-2, trained for {steps} steps on {stock.TRAINED_LENGTH} tokens at a time")
     models = {measure.STOCK: directory / "stock"}
-    stock.train_stock(texts.train, steps, directory / "stock")
+    parameters = stock.train_stock(texts.train, steps, directory / "stock")
+    original = measure.before_training(directory / "stock", None, texts)
     curves: dict[str, list[recovery.Look]] = {}
     for scheme in SCHEMES:
         _say(3, f"to {scheme}, with the recommended recipe")
         models[scheme] = directory / scheme
-        before = recovery.Look(0, measure.at_once(directory / "stock", scheme, texts))
+        before = recovery.Look(0, measure.before_training(directory / "stock", scheme, texts))
         curves[scheme] = [before, *recovery.recover(scheme, directory / "stock", texts, recovery_steps, models[scheme])]
     _say(4, "all four, loaded from disk and measured at 1, 2, 4 and 8 times the trained length")
     evaluation = measure.measured(models, texts)
     evaluation.write_json(directory / "evaluation.json")
     print(f"\n{evaluation}\n")
     _say(5, "what they write, where they look, and the page")
-    taken = time.monotonic() - began
     story = page.Story(
-        evaluation,
-        curves,
-        measure.attended(models, texts),
-        measure.learned_table(directory / "stock"),
-        measure.sampled(models, texts),
-        taken,
+        evaluation=evaluation,
+        original=original,
+        curves=curves,
+        attended=measure.attended(models, texts),
+        table=measure.learned_table(directory / "stock"),
+        samples=measure.sampled(models, texts),
+        parameters=parameters,
+        trained_tokens=steps * stock.ROWS_AT_ONCE * stock.TRAINED_LENGTH,
+        seconds=time.monotonic() - began,
     )
     report = directory / "report.html"
     report.write_text(page.written(story), encoding="utf-8")
@@ -58,12 +61,14 @@ if __name__ == "__main__":
     parser.add_argument("--directory", type=Path, default=Path("demo"), help="where models and the page are written")
     parser.add_argument("--steps", type=int, default=900, help="of training the stock model")
     parser.add_argument("--recovery-steps", type=int, default=240, help="of training after each change of encoding")
+    parser.add_argument("--size", type=int, default=2_000_000, help="bytes of text to train on")
     parser.add_argument("--test-size", type=int, default=65_536, help="bytes of text to measure on")
     arguments = parser.parse_args()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_DATASETS_CACHE"] = str(arguments.directory.resolve() / "cache")
 
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    sys.exit(main(arguments.directory, arguments.steps, arguments.recovery_steps, arguments.test_size))
+    sys.exit(main(**vars(arguments)))

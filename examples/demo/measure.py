@@ -26,14 +26,15 @@ LOOKED_AT = 8
 """Rows of text that attention is averaged over."""
 
 
-def at_once(stock: Path, scheme: str, texts: Texts) -> float:
-    """Perplexity on the watched text with the encoding changed and nothing trained."""
-    model = AutoModelForCausalLM.from_pretrained(stock, position_scheme=scheme)
+def before_training(stock: Path, scheme: str | None, texts: Texts) -> float:
+    """Perplexity on the watched text with the encoding changed (None: as it is) and nothing trained."""
+    changed = {} if scheme is None else {"position_scheme": scheme}
+    model = AutoModelForCausalLM.from_pretrained(stock, **changed)
     tokenizer = AutoTokenizer.from_pretrained(stock)
     found = hf_posenc.evaluate(
-        {scheme: model}, texts.watched, lengths=[TRAINED_LENGTH], tokenizer=tokenizer, device="cpu", progress=False
+        {"it": model}, texts.watched, lengths=[TRAINED_LENGTH], tokenizer=tokenizer, device="cpu", progress=False
     )
-    return perplexity_at(found, scheme, TRAINED_LENGTH) or float("inf")
+    return perplexity_at(found, "it", TRAINED_LENGTH) or float("nan")
 
 
 def measured(models: dict[str, Path], texts: Texts) -> Evaluation:

@@ -1,4 +1,4 @@
-"""From the stock checkpoint to a variant of it, by the command that anybody would use: `hf-posenc train` on accelerate."""
+"""From the stock checkpoint to a variant of it, by the command that is there for it: `hf-posenc train` on accelerate."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def recover(scheme: str, stock: Path, texts: Texts, steps: int, directory: Path)
         done = subprocess.run(
             [sys.executable, "-m", "accelerate.commands.launch", *command],
             stdout=file,  # the losses; bars and errors are seen
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+            env={**os.environ, "TRANSFORMERS_VERBOSITY": "error"},
             check=False,
         )
     if done.returncode:
-        raise SystemExit(f"the training of {scheme} ended with an error, which stands above; what it printed is in {log}")
+        raise SystemExit(f"the training of {scheme} ended with an error, which stands above; its log is {log}")
     return _looks(directory / f"checkpoint-{steps}" / "trainer_state.json", steps)
 
 

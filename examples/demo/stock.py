@@ -15,8 +15,8 @@ ROWS_AT_ONCE = 16
 LEARNING_RATE = 4e-3
 
 
-def train_stock(text: Path, steps: int, directory: Path) -> None:
-    """Rows from anywhere in the text, and the checkpoint with its tokenizer in the directory."""
+def train_stock(text: Path, steps: int, directory: Path) -> int:
+    """Rows from anywhere in the text, and the checkpoint with its tokenizer in the directory; how many parameters."""
     set_seed(0)
     tokenizer = byte_tokenizer()
     config = GPT2Config(
@@ -30,7 +30,9 @@ def train_stock(text: Path, steps: int, directory: Path) -> None:
         loss_type="ForCausalLM",
     )
     model = AutoModelForCausalLM.from_config(config)
-    print(f"      GPT-2, {model.num_parameters():,} parameters, a table of {TRAINED_LENGTH} learned positions", flush=True)
+    print(
+        f"      GPT-2, {model.num_parameters():,} parameters, a table of {TRAINED_LENGTH} learned positions", flush=True
+    )
     ids = tokenizer(text.read_text(encoding="utf-8"), return_tensors="pt", verbose=False)["input_ids"][0]
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = get_cosine_schedule_with_warmup(optimizer, steps // 20, steps)
@@ -48,3 +50,4 @@ def train_stock(text: Path, steps: int, directory: Path) -> None:
                 bar.set_postfix(perplexity=f"{loss.exp().item():.2f}")
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    return model.num_parameters()

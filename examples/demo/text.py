@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
-TRAINED_ON, WATCHED = 2_000_000, 16_384
-"""Characters to learn from, and to look at while a model recovers."""
+WATCHED = 16_384
+"""Characters to look at while a model recovers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +26,19 @@ class Texts:
     """Not seen before the end."""
 
 
-def write_texts(directory: Path, test_size: int) -> Texts:
+def write_texts(directory: Path, size: int, test_size: int) -> Texts:
     """Whole modules in an order by chance, the same every time: for the test, for watching, and the rest to train."""
     modules = [text for text in map(_read, _sources()) if text]
     random.Random(0).shuffle(modules)
     directory.mkdir(parents=True, exist_ok=True)
     texts = Texts(*(directory / f"{name}.txt" for name in ("train", "watched", "test")))
-    for path, size in ((texts.test, test_size), (texts.watched, WATCHED), (texts.train, TRAINED_ON)):
+    for path, wanted in ((texts.test, test_size), (texts.watched, WATCHED), (texts.train, size)):
         found = ""
-        while modules and len(found) < size:
+        while modules and len(found) < wanted:
             found += modules.pop()
         if not found:
             raise SystemExit("the sources of this Python's standard library are too few to train on: take another one")
-        path.write_text(found[:size], encoding="utf-8", newline="\n")
+        path.write_text(found[:wanted], encoding="utf-8", newline="\n")
     return texts
 
 
