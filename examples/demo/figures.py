@@ -37,8 +37,7 @@ def recoveries(curves: dict[str, list[Look]], original: float) -> str:
     figure, (axes,) = panels(1, 1, WIDTH, HEIGHT)
     for number, (scheme, looks) in enumerate(curves.items(), start=1):
         seen, found = [look.tokens / 1000 for look in looks], [look.perplexity for look in looks]
-        look = {"color": COLOURS[number], "marker": MARKERS[number], "markersize": 5}
-        axes.plot(seen, found, label=scheme, **look)
+        axes.plot(seen, found, label=scheme, color=COLOURS[number], marker=MARKERS[number], markersize=5)
     axes.axhline(original, color=COLOURS[0], linestyle="--", linewidth=1.2, label="the stock model")
     axes.set(yscale="log", xlabel="thousand tokens since the change", ylabel="perplexity")
     ticks = [tick for tick in (3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100, 200, 500) if _between(tick, axes.get_ylim())]

@@ -121,5 +121,5 @@ def _sample(name: str, directory: Path, text: Path) -> Sample:
     except IndexError as error:
         ids = written(TRAINED_LENGTH - PROMPT)
         end = f"asked for {PROMPT + WRITTEN} tokens: {type(error).__name__}: {error}"
-    parts = (ids[:PROMPT], ids[PROMPT:TRAINED_LENGTH], ids[TRAINED_LENGTH:])
-    return Sample(name, *(tokenizer.decode(part) for part in parts), end)
+    within, beyond = ids[PROMPT:TRAINED_LENGTH], ids[TRAINED_LENGTH:]
+    return Sample(name, tokenizer.decode(ids[:PROMPT]), tokenizer.decode(within), tokenizer.decode(beyond), end)

@@ -94,8 +94,8 @@ def _promise(broken: list[str]) -> str:
     if broken:
         return "Not as promised: " + escape("; ".join(broken)) + "."
     return (
-        f"The stock model ends at {TRAINED_LENGTH} tokens. At {FAR}, the perplexity of {' and '.join(HELD)} is not more than "
-        f"{ALLOWED:.0%} above that at {TRAINED_LENGTH}."
+        f"The stock model ends at {TRAINED_LENGTH} tokens. At {FAR}, the perplexity of {' and '.join(HELD)} is not "
+        f"more than {ALLOWED:.0%} above that at {TRAINED_LENGTH}."
     )
 
 

@@ -1,4 +1,4 @@
-"""From the stock checkpoint to a variant of it, by the command that is there for it: `hf-posenc train` on accelerate."""
+"""From the stock checkpoint to a variant of it, by the command for that: `hf-posenc train` on accelerate."""
 
 from __future__ import annotations
 
