@@ -39,7 +39,7 @@ def main(directory: Path, steps: int, recovery_steps: int, size: int, test_size:
         curves=curves,
         attended=measure.attended(models, texts),
         table=measure.learned_table(directory / "stock"),
-        samples=measure.sampled(models, texts),
+        samples=measure.sampled(models),
         parameters=parameters,
         trained_tokens=steps * stock.ROWS_AT_ONCE * stock.TRAINED_LENGTH,
         seconds=time.monotonic() - began,

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 import hf_posenc
@@ -21,7 +20,8 @@ LENGTHS = ("1x", "2x", "4x", "8x")
 FAR = 4 * TRAINED_LENGTH
 ALLOWED, HELD = 0.10, ("alibi", "t5")
 """By how much perplexity at four times the length may be above that at the trained length, and whose."""
-PROMPT, WRITTEN = 64, 256
+PROMPT, WRITTEN = 'def read(path, encoding=None):\n    """Return the ', 256
+"""What they go on from, and how many tokens in all."""
 LOOKED_AT = 8
 """Rows of text that attention is averaged over."""
 
@@ -100,26 +100,26 @@ class Sample:
     end: str | None
 
 
-def sampled(models: dict[str, Path], texts: Texts) -> list[Sample]:
-    return [_sample(name, path, texts.test) for name, path in models.items()]
+def sampled(models: dict[str, Path]) -> list[Sample]:
+    return [_sample(name, path) for name, path in models.items()]
 
 
-def _sample(name: str, directory: Path, text: Path) -> Sample:
+def _sample(name: str, directory: Path) -> Sample:
     """Loaded as anybody would load it."""
     model: Any = AutoModelForCausalLM.from_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    prompt = analysis.token_rows(directory, text, PROMPT, 1)
+    prompt = tokenizer(PROMPT, return_tensors="pt")
+    begun = prompt["input_ids"].shape[1]
 
     def written(tokens: int) -> list[int]:
         set_seed(1)
         how = {"do_sample": True, "temperature": 0.6, "top_k": 40, "eos_token_id": None}
-        mask = torch.ones_like(prompt)
-        return model.generate(prompt, attention_mask=mask, max_new_tokens=tokens, **how)[0].tolist()
+        return model.generate(**prompt, max_length=tokens, **how)[0].tolist()
 
     try:
         ids, end = written(WRITTEN), None
     except IndexError as error:
-        ids = written(TRAINED_LENGTH - PROMPT)
-        end = f"asked for {PROMPT + WRITTEN} tokens: {type(error).__name__}: {error}"
-    within, beyond = ids[PROMPT:TRAINED_LENGTH], ids[TRAINED_LENGTH:]
-    return Sample(name, tokenizer.decode(ids[:PROMPT]), tokenizer.decode(within), tokenizer.decode(beyond), end)
+        ids = written(TRAINED_LENGTH)
+        end = f"asked for {WRITTEN} tokens: {type(error).__name__}: {error}"
+    within, beyond = ids[begun:TRAINED_LENGTH], ids[TRAINED_LENGTH:]
+    return Sample(name, PROMPT, tokenizer.decode(within), tokenizer.decode(beyond), end)

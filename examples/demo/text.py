@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 END = "<|endoftext|>"
 WATCHED = 16_384
 """Characters to look at while a model recovers."""
+HELD_BACK = 8
+"""Modules that the text to measure on is made of, an equal part of each: one alone may be unlike all others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,19 +29,24 @@ class Texts:
 
 
 def write_texts(directory: Path, size: int, test_size: int) -> Texts:
-    """Whole modules in an order by chance, the same every time: for the test, for watching, and the rest to train."""
+    """Modules in an order by chance, the same every time: some for the test, some to watch, and the rest to train."""
     modules = [text for text in map(_read, _sources()) if text]
     random.Random(0).shuffle(modules)
     directory.mkdir(parents=True, exist_ok=True)
     texts = Texts(*(directory / f"{name}.txt" for name in ("train", "watched", "test")))
-    for path, wanted in ((texts.test, test_size), (texts.watched, WATCHED), (texts.train, size)):
-        found = ""
-        while modules and len(found) < wanted:
-            found += modules.pop()
-        if not found:
-            raise SystemExit("the sources of this Python's standard library are too few to train on: take another one")
-        path.write_text(found[:wanted], encoding="utf-8", newline="\n")
+    for path, wanted in ((texts.test, test_size), (texts.watched, WATCHED)):
+        part = wanted // HELD_BACK
+        held = [module for module in modules if len(module) >= part][:HELD_BACK]
+        modules = [module for module in modules if module not in held]
+        _write(path, "".join(module[:part] for module in held))
+    _write(texts.train, "".join(modules)[:size])
     return texts
+
+
+def _write(path: Path, text: str) -> None:
+    if not text:
+        raise SystemExit("the sources of this Python's standard library are too few to train on: take another one")
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def _sources() -> list[Path]:
