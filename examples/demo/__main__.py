@@ -41,6 +41,7 @@ def main(directory: Path, steps: int, recovery_steps: int, size: int, test_size:
         table=measure.learned_table(directory / "stock"),
         samples=measure.sampled(models),
         parameters=parameters,
+        longer_from=recovery.tokens_at(recovery.stages(recovery_steps)[0], recovery_steps),
         trained_tokens=steps * stock.ROWS_AT_ONCE * stock.TRAINED_LENGTH,
         seconds=time.monotonic() - began,
     )
@@ -59,12 +60,13 @@ def _say(number: int, what: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument("--directory", type=Path, default=Path("demo"), help="where models and the page are written")
-    parser.add_argument("--steps", type=int, default=900, help="of training the stock model")
-    parser.add_argument("--recovery-steps", type=int, default=240, help="of training after each change of encoding")
+    parser.add_argument("--steps", type=int, default=800, help="of training the stock model")
+    parser.add_argument("--recovery-steps", type=int, default=180, help="of training after each change of encoding")
     parser.add_argument("--size", type=int, default=2_000_000, help="bytes of text to train on")
     parser.add_argument("--test-size", type=int, default=65_536, help="bytes of text to measure on")
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait busily slow down whatever else is running
     os.environ["HF_DATASETS_CACHE"] = str(arguments.directory.resolve() / "cache")
 
     from transformers.utils import logging

@@ -32,13 +32,14 @@ def places(evaluation: Evaluation) -> str:
     return _svg(position_figure(evaluation), "perplexity by the place in the longest window, a line for each model")
 
 
-def recoveries(curves: dict[str, list[Look]], original: float) -> str:
+def recoveries(curves: dict[str, list[Look]], original: float, longer_from: int) -> str:
     """From the moment of the change: every model by the tokens that it has seen since."""
     figure, (axes,) = panels(1, 1, WIDTH, HEIGHT)
     for number, (scheme, looks) in enumerate(curves.items(), start=1):
         seen, found = [look.tokens / 1000 for look in looks], [look.perplexity for look in looks]
         axes.plot(seen, found, label=scheme, color=COLOURS[number], marker=MARKERS[number], markersize=5)
     axes.axhline(original, color=COLOURS[0], linestyle="--", linewidth=1.2, label="the stock model")
+    axes.axvline(longer_from / 1000, color="grey", linestyle=":", linewidth=1, label="from here on longer rows")
     axes.set(yscale="log", xlabel="thousand tokens since the change", ylabel="perplexity")
     ticks = [tick for tick in (3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100, 200, 500) if _between(tick, axes.get_ylim())]
     axes.set_yticks(ticks, [str(tick) for tick in ticks])

@@ -12,6 +12,7 @@ import hf_posenc
 from hf_posenc import analysis
 from hf_posenc.evaluation.report import Evaluation
 
+from .recovery import LONGER
 from .stock import TRAINED_LENGTH
 from .text import Texts
 
@@ -27,14 +28,16 @@ LOOKED_AT = 8
 
 
 def before_training(stock: Path, scheme: str | None, texts: Texts) -> float:
-    """Perplexity on the watched text with the encoding changed (None: as it is) and nothing trained."""
+    """Perplexity on the watched text with the encoding changed and nothing trained; None: of the stock model, as far
+    as that reads."""
+    length = TRAINED_LENGTH if scheme is None else LONGER
     changed = {} if scheme is None else {"position_scheme": scheme}
     model = AutoModelForCausalLM.from_pretrained(stock, **changed)
     tokenizer = AutoTokenizer.from_pretrained(stock)
     found = hf_posenc.evaluate(
-        {"it": model}, texts.watched, lengths=[TRAINED_LENGTH], tokenizer=tokenizer, device="cpu", progress=False
+        {"it": model}, texts.watched, lengths=[length], tokenizer=tokenizer, device="cpu", progress=False
     )
-    return perplexity_at(found, "it", TRAINED_LENGTH) or float("nan")
+    return perplexity_at(found, "it", length) or float("nan")
 
 
 def measured(models: dict[str, Path], texts: Texts) -> Evaluation:

@@ -21,7 +21,7 @@ from .measure import (
     growth,
     perplexity_at,
 )
-from .recovery import Look
+from .recovery import LONGER, Look
 from .stock import TRAINED_LENGTH
 
 FORM = Path(__file__).with_name("page.html")
@@ -39,6 +39,8 @@ class Story:
     table: Encoding
     samples: list[Sample]
     parameters: int
+    longer_from: int
+    """Tokens into the recovery after which rows are longer."""
     trained_tokens: int
     seconds: float
 
@@ -71,7 +73,7 @@ def written(story: Story) -> str:
         recovery_rows="".join(_recovery_row(scheme, looks, story.original) for scheme, looks in story.curves.items()),
         lengths_figure=figures.lengths(evaluation),
         places_figure=figures.places(evaluation),
-        recovery_figure=figures.recoveries(story.curves, story.original),
+        recovery_figure=figures.recoveries(story.curves, story.original, story.longer_from),
         table_figure=figures.table(story.table),
         attention_figure=figures.attention(story.attended),
         samples="".join(map(_sample, story.samples)),
@@ -81,6 +83,7 @@ def written(story: Story) -> str:
         share=f"{tokens / story.trained_tokens:.0%}",
         original=f"{story.original:.2f}",
         length=str(TRAINED_LENGTH),
+        longer=str(LONGER),
         longest=f"{max(_lengths(evaluation)):,}",
         minutes=f"{story.seconds / 60:.1f}",
     )
