@@ -128,7 +128,9 @@ def test_the_page_is_readable_in_a_browser(demo: tuple[Path, str], width: int, t
 
 
 def test_the_browser_sees_what_is_wrong(tmp_path: Path) -> None:
-    wrong = "<p style='width:500px; font-size:9px'>wide</p><figure><svg></svg></figure><script>nothing()</script>"
+    wrong = (
+        "<p style='width:500px; font-size:9px'>wide</p><figure><svg width='9'></svg></figure><script>nothing()</script>"
+    )
     found, complaints = looked_at(wrong, 390, tmp_path)
     assert (found["images"], found["rows"], found["smallest"]) == (0, [0, 0], 9)
     assert found["widest"] > 390
