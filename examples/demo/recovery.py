@@ -42,7 +42,7 @@ def recover(scheme: str, stock: Path, texts: Texts, steps: int, directory: Path)
         *("--max-steps", str(steps), "--per-device-train-batch-size", str(ROWS_AT_ONCE), "--save-steps", str(steps)),
         *("--eval-data", str(texts.watched), "--eval-on-start", "--eval-strategy", "steps"),
         *("--eval-steps", str(max(steps // LOOKS, 1)), "--per-device-eval-batch-size", "8"),
-        *("--report-to", "none", "--disable-tqdm", "false"),
+        *("--report-to", "none", "--disable-tqdm", "false", "--dataloader-pin-memory", "false"),
     ]
     print(f"      $ accelerate launch {shlex.join(command)}", flush=True)
     log = directory.with_suffix(".log")
