@@ -28,7 +28,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     directory = tmp_path_factory.mktemp("demo") / "demo"
     command = [sys.executable, "-m", "examples.demo", "--directory", str(directory)]
     done = subprocess.run(
-        [*command, "--steps", "6", "--recovery-steps", "2", "--size", "100000", "--test-size", "16384"],
+        [*command, "--steps", "6", "--recovery-steps", "2", "--size", "100000", "--test-size", "8192"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -47,7 +47,7 @@ def test_the_demo_goes_the_whole_way(demo: tuple[Path, str]) -> None:
     assert "it ends there" in said
     for scheme in ("rope", "alibi", "t5"):
         model = AutoModelForCausalLM.from_pretrained(directory / scheme)
-        assert model.config.position_scheme == scheme
+        assert model.config.position_scheme in (scheme, {"type": scheme})
         assert (directory / scheme / "model.safetensors").is_file()
         assert re.search(rf"{scheme}: perplexity [\d.]+, at four times the length [+-][\d.]+%", said)
     found = json.loads((directory / "evaluation.json").read_text())["perplexity"]

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
-WATCHED = 16_384
-"""Characters to look at while a model recovers."""
+WATCHED = 4
+"""The text to look at while a model recovers is so many times shorter than the one to measure on in the end."""
 HELD_BACK = 8
 """Modules that the text to measure on is made of, an equal part of each: one alone may be unlike all others."""
 
@@ -34,7 +34,7 @@ def write_texts(directory: Path, size: int, test_size: int) -> Texts:
     random.Random(0).shuffle(modules)
     directory.mkdir(parents=True, exist_ok=True)
     texts = Texts(*(directory / f"{name}.txt" for name in ("train", "watched", "test")))
-    for path, wanted in ((texts.test, test_size), (texts.watched, WATCHED)):
+    for path, wanted in ((texts.test, test_size), (texts.watched, test_size // WATCHED)):
         part = wanted // HELD_BACK
         held = [module for module in modules if len(module) >= part][:HELD_BACK]
         modules = [module for module in modules if module not in held]
