@@ -44,6 +44,7 @@ def main(directory: Path, steps: int, recovery_steps: int, size: int, test_size:
         longer_from=recovery.tokens_at(recovery.stages(recovery_steps)[0], recovery_steps),
         trained_tokens=steps * stock.ROWS_AT_ONCE * stock.TRAINED_LENGTH,
         seconds=time.monotonic() - began,
+        directory=directory,
     )
     report = directory / "report.html"
     report.write_text(page.written(story), encoding="utf-8")

@@ -116,7 +116,7 @@ def _sample(name: str, directory: Path) -> Sample:
 
     def written(tokens: int) -> list[int]:
         set_seed(1)
-        how = {"do_sample": True, "temperature": 0.6, "top_k": 40, "eos_token_id": None}
+        how = {"do_sample": True, "temperature": 0.8, "top_k": 40, "eos_token_id": None}
         return model.generate(**prompt, max_length=tokens, **how)[0].tolist()
 
     try:

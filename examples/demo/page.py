@@ -43,6 +43,7 @@ class Story:
     """Tokens into the recovery after which rows are longer."""
     trained_tokens: int
     seconds: float
+    directory: Path
 
 
 def findings(evaluation: Evaluation) -> list[str]:
@@ -85,6 +86,7 @@ def written(story: Story) -> str:
         length=str(TRAINED_LENGTH),
         longer=str(LONGER),
         longest=f"{max(_lengths(evaluation)):,}",
+        directory=escape(str(story.directory)),
         minutes=f"{story.seconds / 60:.1f}",
     )
 
