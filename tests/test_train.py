@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -175,7 +176,9 @@ def test_the_recommended_recipe_is_what_there_is_without_words(
     train(request(stock[architecture], text, recipe=NAIVE), settings(tmp_path / "b"))
     (given, begun), (plainly, plain) = seen
     assert isinstance(given["teacher"], Teacher)
-    assert given["states_until"] == RECOMMENDED.states_until == 0.5
+    assert given["states_until"] == RECOMMENDED.states_until
+    rates = [kwargs["position_learning_rate"] / kwargs["args"].learning_rate for kwargs in (given, plainly)]
+    assert rates == [RECOMMENDED.position_rate, 1.0]
     assert plainly["teacher"] is None
     changed = {name for name in begun if not torch.equal(begun[name], plain[name])}
     if architecture == "llama":
@@ -190,7 +193,8 @@ def test_the_recommended_recipe_is_what_there_is_without_words(
 
 
 def test_states_lead_the_way_and_then_count_no_more(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    out = train(request(stock["gpt2"], text), settings(tmp_path / "out", logging_steps=1))
+    recipe = dataclasses.replace(RECOMMENDED, states_until=0.5)
+    out = train(request(stock["gpt2"], text, recipe=recipe), settings(tmp_path / "out", logging_steps=1))
     last = max((found for found in out.glob("checkpoint-*")), key=lambda found: int(found.name.split("-")[1]))
     history = json.loads((last / "trainer_state.json").read_text())["log_history"]
     logs = [entry for entry in history if "divergence" in entry]

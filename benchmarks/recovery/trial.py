@@ -13,6 +13,7 @@ from torch import nn
 
 import hf_posenc
 from hf_posenc.training.centring import centre_tables
+from hf_posenc.training.parameters import parameter_groups
 from hf_posenc.training.recipe import FIT_SHARE, NAIVE, RECOMMENDED, Recipe, share_to_fit
 from hf_posenc.training.rows import IGNORED
 from hf_posenc.training.teacher import Teacher, architecture_of, layers_of, recorded
@@ -91,7 +92,8 @@ def _training(
 ) -> Iterator[int]:
     teacher = Teacher(subject.load()) if recipe.teacher or not subject.has_head else None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=trial.rate, betas=(0.9, 0.98), weight_decay=0.0)
+    groups = parameter_groups(model, trial.rate, recipe.position_rate * trial.rate)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
     warmup = max(round(WARMUP * steps), 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warmup, 1) * (0.51 + 0.49 * math.cos(math.pi * step / steps))

@@ -28,13 +28,16 @@ class Recipe:
     teacher: bool = True
     """Learn from the model as it was, rather than from the text alone."""
     weights: Weights = Weights()
-    states_until: float = 0.5
+    states_until: float = 1.0
     """The share of the training over which states inside of the teacher fade from the loss: they lead the way, but a
     new encoding need not take the old one's to the end."""
+    position_rate: float = 20.0
+    """The learning rate of the scheme's own parameters, as a multiple of that of the others: they begin with nothing
+    learnt, and most of them are biases, which are read as they are and not through a product of many."""
 
 
 RECOMMENDED = Recipe()
-NAIVE = Recipe(centre=False, fit=0.0, handover=0.0, teacher=False)
+NAIVE = Recipe(centre=False, fit=0.0, handover=0.0, teacher=False, position_rate=1.0)
 """Change the encoding and fine-tune: what one would do without any of this."""
 RECIPES = {"recommended": RECOMMENDED, "naive": NAIVE}
 

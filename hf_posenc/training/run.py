@@ -118,6 +118,7 @@ def prepare(request: Request, arguments: TrainingArguments, note: Note, director
     if request.eval_data is not None:
         corpus = corpus_for(tokenizer, request, objective, packing)
         evaluated = corpus(stages[-1].length).rows(read(request.eval_data, request.eval_split))
+    recipe = request.recipe
     trainer = RecoveryTrainer(
         model=model,
         args=arguments,
@@ -126,9 +127,9 @@ def prepare(request: Request, arguments: TrainingArguments, note: Note, director
         processing_class=tokenizer,
         data_collator=objective.collator(tokenizer, packing, request.mask_share),
         teacher=teacher,
-        weights=request.recipe.weights,
-        states_until=request.recipe.states_until,
-        position_learning_rate=request.position_learning_rate,
+        weights=recipe.weights,
+        states_until=recipe.states_until,
+        position_learning_rate=request.position_learning_rate or recipe.position_rate * arguments.learning_rate,
         predicts_tokens=objective.predicts_tokens,
         callbacks=[Handover(model)] if schedule_in(model) else None,
     )
