@@ -14,7 +14,7 @@ from .trial import METHODS, RECOMMENDED_NAME, Outcome
 
 RECOMMENDED, NAIVE = RECOMMENDED_NAME, "naive"
 LEVELS = (0.05, 0.01)
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00")
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#F0E442", "#D55E00")
 """Told apart by the colour-blind as well (Okabe and Ito)."""
 MEASURES = {
     "stories260k": "perplexity on text of the model's own, above the original's",
@@ -38,10 +38,17 @@ same learning rates, found with one seed, and {seeds} with it. Figures are media
 """
 
 
-def best_rate(outcomes: list[Outcome], scheme: Any, method: str) -> float:
-    """Of the sweep with the first seed."""
-    swept = [o for o in outcomes if o.trial.scheme == scheme and o.trial.method == method and o.trial.seed == 0]
-    return min(swept, key=_end).trial.rate
+def best_rate(subject: Subject, outcomes: list[Outcome], scheme: Any, method: str) -> float:
+    """Of the sweep with the first seed; of a scheme without one, what did best on those that have one."""
+    swept = [o for o in outcomes if (o.trial.subject, o.trial.method, o.trial.seed) == (subject.name, method, 0)]
+    own = [o for o in swept if o.trial.scheme == scheme and scheme in subject.compared]
+    if own:
+        return min(own, key=_end).trial.rate
+    ends = {
+        rate: _median(_end(o) for o in swept if o.trial.rate == rate and o.trial.scheme in subject.compared)
+        for rate in {o.trial.rate for o in swept if o.trial.scheme in subject.compared}
+    }
+    return min(ends, key=lambda rate: ends[rate])
 
 
 def _end(outcome: Outcome) -> float:
@@ -56,8 +63,7 @@ class Results:
         self.cells: dict[tuple[str, str, str], list[Outcome]] = {}
         for outcome in outcomes:
             trial = outcome.trial
-            alike = [o for o in outcomes if o.trial.subject == trial.subject]
-            if trial.rate == best_rate(alike, trial.scheme, trial.method):
+            if trial.rate == best_rate(SUBJECTS[trial.subject], outcomes, trial.scheme, trial.method):
                 self.cells.setdefault((trial.subject, str(trial.scheme), trial.method), []).append(outcome)
 
     def of(self, subject: Subject, scheme: Any, method: str) -> list[Outcome]:
