@@ -24,6 +24,11 @@ class Recipe:
     """Learn from the model as it was, rather than from the text alone."""
     weights: Weights = Weights()
 
+    def __post_init__(self) -> None:
+        for name, share in (("fit", self.fit), ("handover", self.handover)):
+            if not (isinstance(share, (int, float)) and 0 <= share <= 1):
+                raise ValueError(f"--{name}-share is a share of the training from 0 to 1, got {share!r}")
+
 
 RECOMMENDED = Recipe()
 NAIVE = Recipe(fit=0.0, handover=0.0, teacher=False)

@@ -73,7 +73,8 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
         if self.teacher is None or not (model.training or LABELS not in inputs) or self._is_too_long(inputs):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         lesson = self.teacher.look_at({name: value for name, value in inputs.items() if name != LABELS})
-        with recorded(layers_of(self.accelerator.unwrap_model(model))) as states:
+        bare = self.accelerator.unwrap_model(model)
+        with recorded(layers_of(getattr(bare, "_orig_mod", bare))) as states:  # of a compiled model
             outputs = model(**inputs)
         if model.training and self.weights.states and not states[-1].requires_grad:
             raise ValueError(

@@ -10,6 +10,8 @@ import errno
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,25 +62,26 @@ class WholeCheckpoints:
         self._staging = str(staging)
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
-        except BaseException as error:
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                self._put_in_place(staging / place.name, place)
+        except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
-            if is_out_of_space(error):
-                raise OutOfSpace(directory, checkpoints_in(directory)) from error
             raise
         finally:
             self._staging = None
         self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            written = staging / place.name
-            self._name_best_checkpoint(written, directory)
-            seal(written)
-            if place.exists():
-                shutil.rmtree(place)
-            written.rename(place)
-            staging.rmdir()
-            sync(directory)
-            _drop_old(directory, self.args.save_total_limit, self.state.best_model_checkpoint)
-        self.accelerator.wait_for_everyone()
+
+    def _put_in_place(self: Any, written: Path, place: Path) -> None:
+        directory = place.parent
+        self._name_best_checkpoint(written, directory)
+        seal(written)
+        if place.exists():
+            shutil.rmtree(place)
+        written.rename(place)
+        written.parent.rmdir()
+        sync(directory)
+        _drop_old(place, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def _get_output_dir(self: Any, trial: Any) -> str:
         return getattr(self, "_staging", None) or super()._get_output_dir(trial)  # type: ignore[misc]
@@ -120,6 +123,11 @@ class WholeCheckpoints:
         if self.is_deepspeed_enabled:
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
+        if not (Path(checkpoint) / OPTIMIZER).is_file():
+            raise ValueError(
+                f"{checkpoint} holds weights alone (--save-only-model), so that a run cannot go on from it: begin anew "
+                "with --restart"
+            )
         state = read_state(Path(checkpoint) / OPTIMIZER)
         was_sharded = any(isinstance(key, str) for key in state["state"])
         if was_sharded != self.is_fsdp_enabled:
@@ -166,7 +174,19 @@ class WholeCheckpoints:
 
 def is_out_of_space(error: BaseException) -> bool:
     """As Python says it, or as the writer of safetensors does."""
-    return getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error)
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    return full or any(words in str(error) for words in ("No space left on device", "Disk quota exceeded"))
+
+
+@contextmanager
+def told_when_full(directory: Path) -> Iterator[None]:
+    """Whatever it is that finds no space any more, it is said in the same words."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_space(error) or isinstance(error, OutOfSpace):
+            raise
+        raise OutOfSpace(directory, checkpoints_in(directory)) from error
 
 
 class OutOfSpace(ValueError):
@@ -192,11 +212,16 @@ class NotFinite(ValueError):
         )
 
 
-def _drop_old(directory: Path, limit: int | None, best: str | None) -> None:
-    """All but the newest ones and the best. Renamed first: what is half removed is no checkpoint."""
+def _drop_old(newest: Path, limit: int | None, best: str | None) -> None:
+    """All but the newest ones and the best. Renamed first: what is half removed is no checkpoint.
+
+    Those of later steps than the newest are damaged, and the run went back behind them: they do not count, and stay.
+    """
     if not limit or limit < 1:
         return
-    kept = [path for path in checkpoints_in(directory) if best is None or path != Path(best)]
+    directory = newest.parent
+    earlier = [path for path in checkpoints_in(directory) if step_of(path) <= step_of(newest)]
+    kept = [path for path in earlier if best is None or path != Path(best)]
     for checkpoint in kept[max(limit - (best is not None), 1) :]:
         doomed = directory / UNFINISHED / checkpoint.name
         doomed.parent.mkdir(exist_ok=True)
