@@ -123,6 +123,8 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
         labelled = read(request.data, request.split, request.streaming)
         classes = classes_of(config, objective_of(config) is objective, labelled, request.label_column)
     teacher = teacher_of(request, objective, packing, classes)
+    if classes is not None and teacher is not None and teacher.head_is_new and not request.recipe.weights.labels:
+        teacher = None  # it knows nothing of the classes, and its states are not those that tell them apart
     _refuse_what_cannot_be_learnt(objective, teacher, request)
 
     corpus = corpus_for(tokenizer, request, objective, packing, classes)
@@ -156,7 +158,7 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
 
 
 def _weights(request: Request, teacher: Teacher | None) -> Weights:
-    """Of a teacher whose head is new, what it predicts is nothing to learn: there are the labels."""
+    """Of a teacher whose head is new, what it predicts is nothing to learn: there are labels."""
     weights = request.recipe.weights
     if teacher is None or not teacher.head_is_new:
         return weights
