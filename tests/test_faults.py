@@ -149,6 +149,32 @@ def _interrupted_at(step: int) -> Any:
     return training_step
 
 
+def test_adapters_go_on_too(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a checkpoint they are merged into the weights, and kept apart to go on from."""
+    whole = run(source, tmp_path / "whole", trained="lora", lora_rank=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(RecoveryTrainer, "training_step", _interrupted_at(3))
+        with pytest.raises(KeyboardInterrupt):
+            run(source, tmp_path / "out", trained="lora", lora_rank=2)
+    assert result(run(source, tmp_path / "out", trained="lora", lora_rank=2)) == result(whole)
+
+
+def test_a_disk_that_is_full_when_the_list_is_written(
+    source: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(directory: Path) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "seal", full)
+        with pytest.raises(OutOfSpace, match="make room"):
+            run(source, out)
+    assert [path.name for path in out.iterdir()] == [NOTE]
+    run(source, out)
+    assert result(out) == result(undisturbed)
+
+
 @pytest.mark.parametrize(
     "error",
     [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("No space left on device (os error 28)")],

@@ -70,7 +70,8 @@ FLOORS = [
     ["schemes.*"],
     ["catalogue", "mixing", "buckets", "tables"],
     ["scheme"],
-    ["fading", "training.corpus", "training.lora", "training.saving"],
+    ["fading", "training.corpus", "training.saving"],
+    ["training.lora"],
     [
         "checkpoints.shards",
         "hub",

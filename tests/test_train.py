@@ -167,7 +167,12 @@ def test_only_positions_or_those_and_adapters(stock: dict[str, Path], text: Path
     ranks = {int(torch.linalg.matrix_rank((lora[name] - before[name]).double(), atol=1e-6)) for name in changed}
     assert ranks == {2}
     assert all(not torch.equal(lora[name], after[name]) or not lora[name].any() for name in own)
-    AutoModelForCausalLM.from_pretrained(tmp_path / "lora")
+    at_the_end = AutoModelForCausalLM.from_pretrained(tmp_path / "lora").state_dict()
+    checkpoint, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "lora" / "checkpoint-6", output_loading_info=True
+    )
+    assert not [*info["missing_keys"], *info["unexpected_keys"]], "a checkpoint loads as any other"
+    assert all(torch.equal(weight, at_the_end[name]) for name, weight in checkpoint.state_dict().items())
 
 
 def test_a_handover_runs_over_its_share_of_the_steps(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:

@@ -74,7 +74,6 @@ class Run:
     note: Note
     directory: Path
     objective: Objective
-    tuner: Any
     use_cache: bool
     """What the config says of it, which is off while a Trainer has the model."""
 
@@ -135,7 +134,7 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
     model = _student(request, objective, rows, rows_a_step(arguments), steps, stages, fresh, classes)
     if objective is Objective.CLASSIFICATION:
         _know_the_padding([model, *([teacher.model] if teacher else [])], tokenizer)
-    tuner = _choose_parameters(model, request)
+    _choose_parameters(model, request)
     use_cache = getattr(model.config, "use_cache", False)
     evaluated = None
     if request.eval_data is not None:
@@ -154,7 +153,8 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
         predicts_tokens=objective.predicts_tokens,
         callbacks=[Handover(model)] if schedule_in(model) else None,
     )
-    return Run(trainer, note, directory, objective, tuner, use_cache)
+    trainer.has_adapters = request.trained == "lora"
+    return Run(trainer, note, directory, objective, use_cache)
 
 
 def _weights(request: Request, teacher: Teacher | None) -> Weights:
@@ -261,12 +261,11 @@ def _same_everywhere(model: Any) -> None:
             torch.distributed.broadcast(parameter.data, 0)
 
 
-def _choose_parameters(model: Any, request: Request) -> Any:
+def _choose_parameters(model: Any, request: Request) -> None:
     if request.trained == "positions":
         train_positions_only(model)
     elif request.trained == "lora":
-        return add_lora(model, request.lora_rank)
-    return None
+        add_lora(model, request.lora_rank)
 
 
 def finish(run: Run) -> None:
@@ -275,8 +274,6 @@ def finish(run: Run) -> None:
     if trainer.eval_dataset is not None:
         _write_recovery(trainer, directory)
     trainer.refuse_unsound_weights()
-    if run.tuner is not None:
-        run.tuner.merge_and_unload()
     schedule = schedule_in(trainer.model)
     if schedule is not None:
         logger.warning(f"the handover is not over: it has come to step {schedule.step} of {schedule.steps}")

@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from torch import nn
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
 from ..checkpoints.shards import read_shards
+from .lora import is_of_adapter, merged
 from .manifest import seal, sync, what_is_wrong
 from .sharded import gathered_optimizer, gathered_weights, is_finite_everywhere, share_out_optimizer
 from .state_files import random_state, read_state, set_random_state, write_state
@@ -28,6 +30,7 @@ logger = logging.get_logger(__name__)
 UNFINISHED = ".unfinished"
 """Where things are written before they take their place."""
 OPTIMIZER, SCHEDULER, STATE = "optimizer.safetensors", "scheduler.safetensors", "trainer_state.json"
+ADAPTERS = "adapters.safetensors"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -53,6 +56,9 @@ def last_whole_checkpoint(directory: Path) -> Path | None:
 
 class WholeCheckpoints:
     """For a Trainer to inherit before `Trainer`."""
+
+    has_adapters = False
+    _staging: str | None = None
 
     def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:
         self.refuse_unsound_weights()
@@ -93,8 +99,15 @@ class WholeCheckpoints:
             self.state.save_to_json(str(written / STATE))
 
     def _save(self: Any, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)  # type: ignore[misc]
         directory = Path(output_dir or self.args.output_dir)
+        if self.has_adapters:
+            state = self.model.state_dict() if state_dict is None else state_dict
+            adapters = {name: weight for name, weight in state.items() if is_of_adapter(name)}
+            directory.mkdir(parents=True, exist_ok=True)
+            if self._staging:  # of a checkpoint
+                write_state(adapters, directory / ADAPTERS)
+            state_dict = merged(self.model, state)
+        super()._save(output_dir, state_dict)  # type: ignore[misc]
         (directory / "training_args.bin").unlink(missing_ok=True)  # a pickle
         settings = json.dumps(self.args.to_sanitized_dict(), indent=1, default=str)
         (directory / "training_args.json").write_text(settings, encoding="utf-8")
@@ -141,13 +154,31 @@ class WholeCheckpoints:
     def train(self: Any, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
         """Weights that will be sharded are loaded before they are."""
         if resume_from_checkpoint and self.is_fsdp_enabled:
-            super()._load_from_checkpoint(resume_from_checkpoint)  # type: ignore[misc]
+            self._load_weights(resume_from_checkpoint)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: Any = None) -> None:
-        read_shards(Path(resume_from_checkpoint))  # where there are none, transformers would read a pickle
         if not self.is_fsdp_enabled:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+            self._load_weights(resume_from_checkpoint, model)
+
+    def _load_weights(self: Any, checkpoint: str, model: Any = None) -> None:
+        shards = read_shards(Path(checkpoint))  # where there are none, transformers would read a pickle
+        if not self.has_adapters:
+            super()._load_from_checkpoint(checkpoint, model)  # type: ignore[misc]
+            return
+        # What the adapters are added to never changes, and is there; in the files, they are merged into it.
+        whole = self.model if model is None else model
+        found = {name: weight for shard in shards for name, weight in load_file(shard.path).items()}
+        adapters = read_state(Path(checkpoint) / ADAPTERS)
+        whole.load_state_dict(
+            {**{name: found[name] for name in whole.state_dict() if name in found}, **adapters}, False
+        )
+
+    def _load_best_model(self: Any) -> None:
+        if self.has_adapters and not self.is_fsdp_enabled:
+            self._load_weights(self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()  # type: ignore[misc]
 
     def _save_rng_state(self: Any, output_dir: str) -> None:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
