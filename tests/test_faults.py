@@ -7,12 +7,14 @@ import errno
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import word_level
 from safetensors import SafetensorError
 from transformers import TrainingArguments
@@ -221,6 +223,36 @@ def test_a_damaged_checkpoint_is_passed_over(
     monkeypatch.setattr(RecoveryTrainer, "train", spy)
     run(source, out)
     assert resumed == ["checkpoint-2"]
+    assert result(out) == result(undisturbed)
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_no_pickle_in_a_checkpoint_is_read(
+    source: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the names by which a Trainer would look for them."""
+    out, sprung = tmp_path / "out", tmp_path / "sprung"
+    with monkeypatch.context() as patch:
+        patch.setattr(RecoveryTrainer, "training_step", _interrupted_at(5))
+        with pytest.raises(KeyboardInterrupt):
+            run(source, out)
+    names = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "training_args.bin", "pytorch_model.bin")
+    for name in names:
+        (out / "checkpoint-4" / name).write_bytes(pickle.dumps(Trap(sprung)))
+    read: list[Any] = []
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: read.append(args))
+    run(source, out)
+    assert not read
+    assert not sprung.exists()
     assert result(out) == result(undisturbed)
 
 

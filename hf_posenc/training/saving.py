@@ -30,7 +30,7 @@ logger = logging.get_logger(__name__)
 UNFINISHED = ".unfinished"
 """Where things are written before they take their place."""
 OPTIMIZER, SCHEDULER, STATE = "optimizer.safetensors", "scheduler.safetensors", "trainer_state.json"
-ADAPTERS = "adapters.safetensors"
+ADAPTERS, SCALER = "adapters.safetensors", "scaler.safetensors"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -179,6 +179,17 @@ class WholeCheckpoints:
             self._load_weights(self.state.best_model_checkpoint)
         else:
             super()._load_best_model()  # type: ignore[misc]
+
+    def _save_scaler(self: Any, output_dir: str) -> None:
+        """Of gradients, with fp16."""
+        scaler = getattr(self.accelerator, "scaler", None)
+        if scaler is not None and self.args.should_save:
+            write_state(scaler.state_dict(), Path(output_dir) / SCALER)
+
+    def _load_scaler(self: Any, checkpoint: str | None) -> None:
+        scaler = getattr(self.accelerator, "scaler", None)
+        if checkpoint is not None and scaler is not None and (Path(checkpoint) / SCALER).is_file():
+            scaler.load_state_dict(read_state(Path(checkpoint) / SCALER))
 
     def _save_rng_state(self: Any, output_dir: str) -> None:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
