@@ -7,12 +7,14 @@ import errno
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import word_level
 from safetensors import SafetensorError
 from transformers import TrainingArguments
@@ -149,6 +151,32 @@ def _interrupted_at(step: int) -> Any:
     return training_step
 
 
+def test_adapters_go_on_too(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a checkpoint they are merged into the weights, and kept apart to go on from."""
+    whole = run(source, tmp_path / "whole", trained="lora", lora_rank=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(RecoveryTrainer, "training_step", _interrupted_at(3))
+        with pytest.raises(KeyboardInterrupt):
+            run(source, tmp_path / "out", trained="lora", lora_rank=2)
+    assert result(run(source, tmp_path / "out", trained="lora", lora_rank=2)) == result(whole)
+
+
+def test_a_disk_that_is_full_when_the_list_is_written(
+    source: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(directory: Path) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "seal", full)
+        with pytest.raises(OutOfSpace, match="make room"):
+            run(source, out)
+    assert [path.name for path in out.iterdir()] == [NOTE]
+    run(source, out)
+    assert result(out) == result(undisturbed)
+
+
 @pytest.mark.parametrize(
     "error",
     [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("No space left on device (os error 28)")],
@@ -195,6 +223,36 @@ def test_a_damaged_checkpoint_is_passed_over(
     monkeypatch.setattr(RecoveryTrainer, "train", spy)
     run(source, out)
     assert resumed == ["checkpoint-2"]
+    assert result(out) == result(undisturbed)
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_no_pickle_in_a_checkpoint_is_read(
+    source: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the names by which a Trainer would look for them."""
+    out, sprung = tmp_path / "out", tmp_path / "sprung"
+    with monkeypatch.context() as patch:
+        patch.setattr(RecoveryTrainer, "training_step", _interrupted_at(5))
+        with pytest.raises(KeyboardInterrupt):
+            run(source, out)
+    names = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "training_args.bin", "pytorch_model.bin")
+    for name in names:
+        (out / "checkpoint-4" / name).write_bytes(pickle.dumps(Trap(sprung)))
+    read: list[Any] = []
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: read.append(args))
+    run(source, out)
+    assert not read
+    assert not sprung.exists()
     assert result(out) == result(undisturbed)
 
 

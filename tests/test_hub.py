@@ -377,6 +377,26 @@ def test_a_checkpoint_of_the_hub_is_converted(hub: Hub, owner: Client, other: Cl
         other.pull("me/none")
 
 
+def test_a_model_of_the_hub_is_trained_and_pushed(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:
+    saved(tmp_path / "stock", None)
+    owner.push_model(tmp_path / "stock", "me/stock")
+    line = ["train", "--model", "me/stock", "--scheme", "alibi", "--data", "self", "--self-rows", "8", "--use-cpu"]
+    line += ["--train-length", "8", "--max-steps", "2", "--push-to-hub", "--hub-model-id", "me/trained", "--json"]
+    local = ["--model", str(tmp_path / "stock"), "--output-dir", str(tmp_path / "none")]
+    refused = owner.command(*line, *local, token="hf_wrong")
+    assert (refused["code"], refused["out"]) == (2, "")
+    assert "hf auth login" in refused["error"]
+    assert not (tmp_path / "none").exists(), "before anything is trained"
+    done = owner.command(*line, "--output-dir", str(tmp_path / "out"), "--save-steps", "1", token=OWNER)
+    assert done["code"] == 0, done
+    assert json.loads(done["out"])["pushed"]["repo"] == "me/trained"
+    assert set(hub.files("me/trained")) == VARIANT, "no checkpoints, nor anything of the run"
+    assert same(other.pull("me/trained"), other.pull(tmp_path / "out"))
+    assert other.card("me/trained")["metadata"]["base_model"] == "me/stock"
+    refused = owner.command(*line, "--revision", "nowhere", "--output-dir", str(tmp_path / "none"), token=OWNER)
+    assert (refused["code"], refused["out"]) == (2, ""), refused
+
+
 def test_the_commands(hub: Hub, owner: Client, tmp_path: Path) -> None:
     saved(tmp_path / "stock", None)
     owner.push_model(tmp_path / "stock", "me/stock")

@@ -13,9 +13,10 @@ import torch
 import word_level
 from datasets import Dataset, DatasetDict
 
-from hf_posenc.training.corpus import Corpus
+from hf_posenc.training.classes import Classes, classes_of
+from hf_posenc.training.corpus import DOCUMENTS_AT_A_TIME, Corpus
 from hf_posenc.training.objective import Objective, objective_of
-from hf_posenc.training.rows import IGNORED, packed, packed_pieces
+from hf_posenc.training.rows import IGNORED, left_over, packed, packed_pieces
 from hf_posenc.training.stages import Stage, Staged, read_stages
 from hf_posenc.training.texts import read, text_column
 
@@ -92,16 +93,59 @@ def test_streams_give_the_same_rows() -> None:
     assert [row["input_ids"] for row in streamed] == whole["input_ids"][:]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_are_the_same_however_many_documents_come_at_a_time(streaming: bool) -> None:
+    """Documents of two tokens: as many as come at a time do not fill a single row, and all together do."""
+    length, count = 2 * DOCUMENTS_AT_A_TIME + 100, 3 * DOCUMENTS_AT_A_TIME
+    documents = Dataset.from_dict({"text": [f"w{5 + number % 50}" for number in range(count)]})
+    made = Corpus(word_level.tokenizer(), length, Objective.CAUSAL).rows(
+        documents.to_iterable_dataset() if streaming else documents
+    )
+    expected = packed([[5 + number % 50, 2] for number in range(count)], length)
+    for _ in range(2):  # a stream begins again as it began
+        rows = list(made)
+        assert len(rows) == 2 * count // length == 2
+        for name, values in expected.items():
+            assert [row[name] for row in rows] == values, name
+
+
+def test_what_is_left_over_goes_before_what_comes_next() -> None:
+    documents = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert left_over(documents, 4) == [[9]]
+    assert left_over(documents, 5) == [[6, 7], [8, 9]]
+    assert left_over(documents, 10) == documents
+    assert left_over([], 4) == []
+
+
+def test_ids_that_are_there_already_are_cut() -> None:
+    rows = corpus(Objective.MASKED, packing=False).rows(Dataset.from_dict({"input_ids": [list(range(5, 24))]}))
+    assert [len(row) for row in rows["input_ids"]] == [8, 8, 3]
+
+
 def test_too_little_text_is_said() -> None:
     with pytest.raises(ValueError, match="does not fill one row of 8"):
         corpus(Objective.CAUSAL).rows(Dataset.from_dict({"text": ["w10"]}))
 
 
 def test_classes_need_labels() -> None:
-    found = corpus(Objective.CLASSIFICATION).rows(Dataset.from_dict({"text": ["w10"], "label": [1]}))
-    assert found["labels"][:] == [1]
+    config = tiny.config("bert")
+
+    def classes(labels: list[Any], column: str = "label", has_head: bool = False) -> Classes:
+        return classes_of(config, has_head, Dataset.from_dict({"text": ["w10"] * len(labels), column: labels}), "label")
+
+    assert classes([2, 0]).names == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert classes(["no", "yes", "no"]).names == ("no", "yes")
+    assert classes([9], has_head=True).names == ("LABEL_0", "LABEL_1"), "those of the head"
+    for wrong in ([0.5, 1.5], [None, 1], [-1, 1], ["one"], [0, 0], [10**9, 1]):
+        with pytest.raises(ValueError, match="labels that are names, or whole numbers"):
+            classes(wrong)
     with pytest.raises(ValueError, match="column of labels"):
-        corpus(Objective.CLASSIFICATION).rows(Dataset.from_dict({"text": ["w10"], "other": [1]}))
+        classes([1], "other")
+    data = Dataset.from_dict({"text": ["w10", None], "label": ["yes", "no"]})
+    found = corpus(Objective.CLASSIFICATION, classes=classes(["no", "yes"])).rows(data)
+    assert found["labels"][:] == [1, 0]
+    with pytest.raises(ValueError, match="5 is none of the 2 classes"):
+        classes(["no", "yes"]).number(5)
 
 
 def test_every_kind_of_file_is_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from hf_posenc.training.manifest import MANIFEST, seal, what_is_wrong
 from hf_posenc.training.request import NOTE, Note, Request
-from hf_posenc.training.saving import last_whole_checkpoint
+from hf_posenc.training.saving import _drop_old, last_whole_checkpoint
 from hf_posenc.training.state_files import random_state, read_state, set_random_state, write_state
 
 
@@ -106,6 +106,8 @@ def test_damage_is_noticed_and_passed_over(
     assert problem is not None
     assert told in problem
     assert last_whole_checkpoint(tmp_path) == older
+    _drop_old(older, 1, None)
+    assert older.is_dir(), "a damaged one of a later step is not what the run goes on from"
     older.rename(tmp_path / "checkpoint-x")
     assert last_whole_checkpoint(tmp_path) is None
 
@@ -144,4 +146,8 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / NOTE).write_text(json.dumps({"finished": True}))
     Note.of(tmp_path, REQUEST, SETTINGS, restart=True).clear()
     assert not (tmp_path / "checkpoint-3").exists()
-    assert not (tmp_path / NOTE).exists()
+    assert not (tmp_path / "config.json").exists(), "a variant of the run before, or shards of one"
+    Note.of(tmp_path, REQUEST, SETTINGS, restart=False)  # cut short now, it still is the directory of a run
+    (tmp_path / NOTE).write_text("{")
+    with pytest.raises(ValueError, match=r"cannot be read.*--restart"):
+        note(tmp_path)

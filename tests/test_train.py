@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from hf_posenc.training.recovering import RecoveryTrainer
 from hf_posenc.training.request import NOTE, Request
 from hf_posenc.training.run import RECOVERY, train
 from hf_posenc.training.saving import NotFinite
-from hf_posenc.training.teacher import Teacher
+from hf_posenc.training.teacher import Teacher, Weights
 
 LENGTH = 16
 
@@ -118,6 +119,36 @@ def test_classes_are_learnt(stock: dict[str, Path], tmp_path: Path) -> None:
     assert "PosEncBertForSequenceClassification" in json.loads((out / "config.json").read_text())["architectures"]
 
 
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_classes_are_those_of_the_data(architecture: str, stock: dict[str, Path], tmp_path: Path) -> None:
+    """With the recipe that there is without words: no head of the original's can teach them, the labels do."""
+    names = ["bad", "fair", "good"]
+    rows = [{"text": f"{word_level.text(6, seed)} w{10 + seed % 3}", "label": names[seed % 3]} for seed in range(96)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"task": "classification", "eval_data": str(data), "eval_split": "train"}
+    out = train(
+        request(stock[architecture], data, **asked),
+        settings(tmp_path / "out", max_steps=50, save_steps=50, per_device_train_batch_size=16),
+    )
+    assert json.loads((out / RECOVERY).read_text())["eval_accuracy"] > 0.6, "a third is chance"
+    assert json.loads((out / "config.json").read_text())["id2label"] == dict(zip("012", names, strict=True))
+    more = tmp_path / "more.jsonl"
+    more.write_text(data.read_text() + json.dumps({"text": "w10", "label": "none"}) + "\n")
+    with pytest.raises(ValueError, match="'none' is none of the 3 classes"):
+        train(request(out, more, scheme=None, task="classification"), settings(tmp_path / "other"))
+    with pytest.raises(ValueError, match="--label-column"):
+        train(request(stock[architecture], data, **asked, label_column="x"), settings(tmp_path / "other"))
+
+
+def test_text_needs_a_tokenizer(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    AutoModelForCausalLM.from_pretrained(stock["gpt2"]).save_pretrained(bare)
+    with pytest.raises(ValueError, match="has no tokenizer to read text with"):
+        train(request(bare, text), settings(tmp_path / "out"))
+    train(request(bare, "self", self_rows=8), settings(tmp_path / "out", max_steps=1))
+
+
 def test_a_causal_model_needs_no_text(stock: dict[str, Path], tmp_path: Path) -> None:
     wanted = request(stock["llama"], "self", self_rows=24)
     out = train(wanted, settings(tmp_path / "out"))
@@ -145,7 +176,12 @@ def test_only_positions_or_those_and_adapters(stock: dict[str, Path], text: Path
     ranks = {int(torch.linalg.matrix_rank((lora[name] - before[name]).double(), atol=1e-6)) for name in changed}
     assert ranks == {2}
     assert all(not torch.equal(lora[name], after[name]) or not lora[name].any() for name in own)
-    AutoModelForCausalLM.from_pretrained(tmp_path / "lora")
+    at_the_end = AutoModelForCausalLM.from_pretrained(tmp_path / "lora").state_dict()
+    checkpoint, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "lora" / "checkpoint-6", output_loading_info=True
+    )
+    assert not [*info["missing_keys"], *info["unexpected_keys"]], "a checkpoint loads as any other"
+    assert all(torch.equal(weight, at_the_end[name]) for name, weight in checkpoint.state_dict().items())
 
 
 def test_a_handover_runs_over_its_share_of_the_steps(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
@@ -218,6 +254,9 @@ def test_stages_change_the_length_on_the_way(
     stages = f"8:2,16:2,{tiny.TRAINED_LENGTH + 8}:2"
     train(request(stock["gpt2"], text, train_length=stages), settings(tmp_path / "out"))
     assert lengths == [8, 8, 16, 16, 56, 56]
+    lengths.clear()
+    train(request(stock["gpt2"], text, train_length="8:1,16:1"), settings(tmp_path / "again", max_steps=-1))
+    assert lengths == [8, 16], "the steps of the stages are all there are"
 
 
 @pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}])
@@ -228,11 +267,19 @@ def test_what_users_of_trainer_expect(
     assert losses_in(out)[-1] < losses_in(out)[0]
 
 
-def test_gradients_are_accumulated(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    """Twice two rows are four. The sums are taken in another order, in float32, and Adam divides by their size."""
+@pytest.mark.parametrize("packing", [True, False])
+def test_gradients_are_accumulated(packing: bool, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    """Twice two rows are four, also where rows are of different lengths and a batch has more tokens than the other.
+    The sums are taken in another order, in float32, and Adam divides by their size."""
     halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    data, recipe = text, Recipe(weights=Weights(labels=0.3))
+    if not packing:
+        data, recipe = tmp_path / "rows.jsonl", Recipe(fit=0.0, weights=Weights(labels=0.3))
+        rows = [{"text": word_level.text(3 + seed * 7 % 14, seed)} for seed in range(40)]
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wanted = request(stock["llama"], data, packing=packing, recipe=recipe)
     first, second = (
-        train(request(stock["llama"], text), settings(tmp_path / name, learning_rate=1e-4, **changes))
+        train(wanted, settings(tmp_path / name, learning_rate=1e-4, **changes))
         for name, changes in (("whole", {}), ("halves", halves))
     )
     torch.testing.assert_close(losses_in(second), losses_in(first), rtol=1e-4, atol=0)
@@ -282,15 +329,24 @@ def test_the_command_line(stock: dict[str, Path], text: Path, tmp_path: Path) ->
     note = json.loads((tmp_path / "out" / NOTE).read_text())
     assert note["finished"]
     assert note["settings"]["max_steps"] == 3, "the command line has the last word"
-    assert note["settings"]["per_device_train_batch_size"] == 2
+    assert note["settings"]["rows_a_step"] == 2
     assert note["request"]["scheme"] == {"type": "t5", "num_buckets": 8}
     assert note["request"]["recipe"]["weights"]["states"] == 2
     again = run.invoke(app, line)
     assert again.exit_code == 2
     assert "holds a finished run" in again.output
     assert run.invoke(app, [*line, "--restart"]).exit_code == 0
+    as_json = run.invoke(app, [*line, "--restart", "--json", "--eval-data", str(text)])
+    told = json.loads(as_json.stdout)
+    assert (told["directory"], told["steps"], told["position_scheme"]["num_buckets"]) == (out, 3, 8)
+    assert told["recovery"]["eval_perplexity"] > 1
     for wrong, told in (
         (["train", "--model", "m"], "--data is missing"),
+        ([*line, "--restart", "--train", "some"], "one of all, positions, lora"),
+        ([*line, "--restart", "--handover-share", "7"], "from 0 to 1"),
+        ([*line, "--restart", "--state-weight", "-1"], "the weight of states"),
+        ([*line, "--restart", "--max-step", "1"], "Did you mean --max-steps?"),
+        ([*line, "--restart", "--report-to", "clearml"], "pip install clearml"),
         ([*line, "--recipe", "x"], "no recipe 'x'"),
         ([*line, "--restart", "--scheme", "{"], "--scheme must be"),
         ([*line, "--restart", "--no-such-option", "1"], "no-such-option"),
@@ -298,3 +354,30 @@ def test_the_command_line(stock: dict[str, Path], text: Path, tmp_path: Path) ->
         refused = run.invoke(app, wrong)
         assert refused.exit_code == 2, refused.output
         assert told in refused.output
+    assert json.loads((tmp_path / "out" / NOTE).read_text())["finished"], "what is refused throws nothing away"
+
+
+def test_a_file_of_options_is_read_as_the_command_line_is(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    """YAML takes 1e-1 for words, and a list is several values of one option."""
+    config = tmp_path / "run.yaml"
+    lines = {"model": stock["gpt2"], "data": text, "scheme": "alibi", "train_length": LENGTH, "max_steps": 2}
+    lines |= {"fit-share": "1e-1", "learning_rate": "1e-3", "use_cpu": "true", "report_to": "[none]", "seed": "null"}
+
+    def asked(**changes: Any) -> Any:
+        config.write_text("".join(f"{name}: {value}\n" for name, value in {**lines, **changes}.items()))
+        return CliRunner().invoke(app, ["train", "--config", str(config), "--output-dir", str(tmp_path / "out")])
+
+    for changes, told in (
+        ({"teacher": "maybe"}, "'teacher' in --config.*must be true or false"),
+        ({"lora_rank": 1.5}, "must be a whole number"),
+        ({"fit-share": "much"}, "must be a number"),
+        ({"data": "[a, b]"}, "must be one value"),
+        ({"restart": "true"}, "for the command line only"),
+    ):
+        refused = asked(**changes)
+        assert refused.exit_code == 2, refused.output
+        assert re.search(told, refused.output), refused.output
+    assert not (tmp_path / "out").exists()
+    done = asked()
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "out" / NOTE).read_text())["request"]["recipe"]["fit"] == 0.1

@@ -284,5 +284,9 @@ def _put_in_place(directory: Path, out: Path, force: bool) -> None:
         assert force
         old = out.with_name(f".{out.name}.{os.getpid()}.replaced")
         out.rename(old)
-        directory.rename(out)
+        try:
+            directory.rename(out)
+        except BaseException:
+            old.rename(out)
+            raise
         shutil.rmtree(old, ignore_errors=True)

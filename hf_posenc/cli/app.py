@@ -49,4 +49,9 @@ def scheme_of(text: str) -> Any:
 
 @app.callback()
 def main() -> None:
-    """Change the positional encoding of BERT, GPT-2 and LLaMA checkpoints."""
+    """Change the positional encoding of BERT, GPT-2 and LLaMA checkpoints.
+
+    Example: hf-posenc convert openai-community/gpt2 --scheme rope --out gpt2-rope
+
+    Exits with 0 if it is done, 1 if something broke or was interrupted, 2 if it cannot be done as it was asked for.
+    """

@@ -12,7 +12,12 @@ from .app import Json, app
 
 @app.command()
 def schemes(as_json: Json = False) -> None:
-    """List all schemes, what they compute, and their options."""
+    """List all schemes, what they compute, and their options.
+
+    Example: hf-posenc schemes
+
+    Example: hf-posenc schemes --json | jq .t5.options
+    """
     import hf_posenc
 
     found = hf_posenc.schemes()

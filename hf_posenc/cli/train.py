@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import difflib
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from .app import app, said_plainly, scheme_of
+from .app import Json, app, said_plainly, scheme_of
 
 if TYPE_CHECKING:
     from ..training.request import Request
@@ -23,6 +26,10 @@ OTHER_DEFAULTS = {
     "save_total_limit": 2,
 }
 """Where ours are not those of TrainingArguments. The learning rate is found by the model's width."""
+NOT_ASKED = ("config", "restart", "as_json", "json", "help")
+"""Options that say nothing of the run itself."""
+OURS = ("--model", "--scheme", "--data", "--train-length", "--output-dir", "--eval-data", "--streaming", "--packing")
+"""Some that are often meant."""
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -81,6 +88,7 @@ def train(
     restart: Annotated[
         bool, typer.Option("--restart", help="Throw away what the directory has of an earlier run.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Bring a model back to quality under a new position scheme.
 
@@ -93,19 +101,71 @@ def train(
 
     Example: accelerate launch -m hf_posenc train --config run.yaml --output-dir out
     """
-    given = {
-        name: value for name, value in context.params.items() if value is not None and name not in ("config", "restart")
-    }
-    with said_plainly():
+    given = {name: value for name, value in context.params.items() if value is not None and name not in NOT_ASKED}
+    # What a Trainer prints on its way is no JSON.
+    elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    with said_plainly(), elsewhere:
         _refuse_without_extra()
-        asked = {**_from_file(config), **{("trained" if name == "train_" else name): v for name, v in given.items()}}
+        asked = _under_our_names({**_from_file(config), **given})
         from ..training.run import train as run
 
         request, rest = request_of(asked)
         arguments = training_arguments(request, rest, context.args)
+        repo = _repo_to_push_to(arguments)
         directory = run(request, arguments, restart)
+        pushed = _push(directory, repo, arguments) if repo is not None and arguments.process_index == 0 else None
+    if arguments.process_index:
+        return
+    if as_json:
+        typer.echo(json.dumps(_result(directory, pushed), indent=1))
+        return
+    typer.echo(f"The variant is in {directory}: AutoModel.from_pretrained({str(directory)!r})")
+    if pushed is not None:
+        typer.echo(str(pushed))
+
+
+def _result(directory: Path, pushed: Any) -> dict[str, Any]:
+    """What came out, for programs."""
+    from ..training.request import NOTE, RECOVERY
+
+    note = json.loads((directory / NOTE).read_text(encoding="utf-8"))
+    recovery = directory / RECOVERY
+    return {
+        "directory": str(directory),
+        "position_scheme": json.loads((directory / "config.json").read_text(encoding="utf-8"))["position_scheme"],
+        **{name: note[name] for name in ("steps", "train_loss", "rows", "settings", "request") if name in note},
+        "recovery": json.loads(recovery.read_text(encoding="utf-8")) if recovery.is_file() else None,
+        "pushed": None if pushed is None else dataclasses.asdict(pushed),
+    }
+
+
+def _repo_to_push_to(arguments: Any) -> str | None:
+    """With --push-to-hub, whose token is tried before anything is trained. The Trainer's own push would send the
+    whole directory, checkpoints and all, with another card: it is told of none."""
+    if not arguments.push_to_hub:
+        return None
+    from ..hub.troubles import told_what_to_do
+
+    arguments.push_to_hub = False
+    repo = str(arguments.hub_model_id or Path(arguments.output_dir).resolve().name)
     if arguments.process_index == 0:
-        typer.echo(f"The variant is in {directory}: AutoModel.from_pretrained({str(directory)!r})")
+        with told_what_to_do(repo):
+            from huggingface_hub import HfApi
+
+            HfApi(token=arguments.hub_token).whoami()
+    return repo
+
+
+def _push(directory: Path, repo: str, arguments: Any) -> Any:
+    from ..hub.push import push_directory
+
+    options = {"private": arguments.hub_private_repo, "revision": getattr(arguments, "hub_revision", None)}
+    return push_directory(directory, repo, token=arguments.hub_token, **options)
+
+
+def _under_our_names(asked: dict[str, Any]) -> dict[str, Any]:
+    """`--train` says what is trained."""
+    return {("trained" if name == "train_" else name): value for name, value in asked.items()}
 
 
 def _refuse_without_extra() -> None:
@@ -115,6 +175,7 @@ def _refuse_without_extra() -> None:
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:
+    """What a YAML file says, each of our options read as it would be on the command line."""
     if path is None:
         return {}
     import yaml
@@ -125,8 +186,28 @@ def _from_file(path: Path | None) -> dict[str, Any]:
         raise ValueError(f"--config {path} cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"--config {path} must be a mapping of options to values")
-    named = {str(name).replace("-", "_"): value for name, value in found.items()}
-    return {("trained" if name == "train" else name): value for name, value in named.items()}
+    ours = {name: hint for name, hint in get_type_hints(train).items() if name not in ("context", "scheme", "return")}
+    read = {}
+    for key, value in found.items():
+        name = str(key).replace("-", "_")
+        name = "train_" if name == "train" else name
+        if name in NOT_ASKED:
+            raise ValueError(f"{key!r} in --config {path} is for the command line only")
+        if value is not None:
+            read[name] = _as_option(str(key), ours[name], value, path) if name in ours else value
+    return read
+
+
+def _as_option(name: str, hint: Any, value: Any, path: Path) -> Any:
+    """YAML reads 1e-3 as words and 512 as a number: a value of the kind that the option has."""
+    kind = next(part for part in (*get_args(hint), hint) if part is not type(None))
+    try:
+        if isinstance(value, (dict, list)) or (kind is bool) != isinstance(value, bool):
+            raise ValueError(value)
+        return value if kind is bool else kind(str(value))
+    except ValueError:
+        wanted = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "one value")
+        raise ValueError(f"{name!r} in --config {path} must be {wanted}, got {value!r}") from None
 
 
 def request_of(asked: dict[str, Any]) -> tuple[Request, dict[str, Any]]:
@@ -171,9 +252,21 @@ def training_arguments(request: Request, from_file: dict[str, Any], from_line: l
     options = {**OTHER_DEFAULTS, "learning_rate": recommended_learning_rate(model), **from_file}
     line = []
     for name, value in options.items():
-        told = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
-        line += [f"--{name}", told]
+        told = [json.dumps(value)] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        line += [f"--{name}", *map(str, told)]
     usage = "hf-posenc train [our options] [any field of transformers.TrainingArguments, as --max-steps 100]"
     parser = HfArgumentParser(TrainingArguments, prog="hf-posenc train", usage=usage, allow_abbrev=False)
-    (arguments,) = parser.parse_args_into_dataclasses([*line, *from_line])
+    arguments, unknown = parser.parse_args_into_dataclasses([*line, *from_line], return_remaining_strings=True)
+    if unknown:
+        _refuse_unknown(unknown, parser)
     return arguments
+
+
+def _refuse_unknown(words: list[str], parser: Any) -> None:
+    known = [name for action in parser._actions for name in action.option_strings if "_" not in name]
+    near = difflib.get_close_matches(words[0].replace("_", "-"), [*known, *OURS], 1)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    raise ValueError(
+        f"{' '.join(words)} is no option of hf-posenc train.{meant} It takes those that --help lists, and every field "
+        "of transformers.TrainingArguments"
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -15,18 +17,21 @@ from ..checkpoints.configs import read_config
 from ..checkpoints.shards import read_shards
 from ..config import VariantConfig
 from ..grammar import parse, schedule_of
+from ..limits import shown
 from ..patches.attach import plan, with_scheme
 from ..patches.live import ARCHITECTURES
 from ..schedule import with_handover
+from .classes import Classes
 from .corpus import Corpus
 from .objective import Objective
 from .own_text import own_text
-from .request import SELF, Request
+from .request import OWN_TEXT, SELF, Request
+from .stages import Staged
 from .teacher import Teacher
 from .texts import IDS, read
 
-OWN_TEXT = "own_text.safetensors"
 MOST_OWN_ROWS = 4096
+FIRST_OF_STREAM, ROWS_AT_A_TIME = 64, 1000
 
 
 def config_of(request: Request) -> Any:
@@ -69,37 +74,50 @@ def _loaded(auto_class: Any, source: str, **changes: Any) -> Any:
         raise ValueError(f"{source} cannot be loaded; only safetensors are read: {error}") from error
 
 
-def student_of(request: Request, objective: Objective, handover_steps: int | None) -> Any:
+def student_of(
+    request: Request, objective: Objective, handover_steps: int | None, classes: Classes | None = None
+) -> Any:
     """The model to be trained; at the start of a handover where there is one, or something to be fitted."""
-    if request.scheme is None:
-        return load(objective.auto_class, request)
-    scheme = request.scheme
-    if handover_steps is not None and schedule_of(parse(scheme)) is None:
-        scheme = with_handover(scheme, handover_steps)
-    return load(objective.auto_class, request, position_scheme=scheme)
+    changes = classes.fields if classes is not None else {}
+    if request.scheme is not None:
+        scheme = request.scheme
+        if handover_steps is not None and schedule_of(parse(scheme)) is None:
+            scheme = with_handover(scheme, handover_steps)
+        changes["position_scheme"] = scheme
+    return load(objective.auto_class, request, **changes)
 
 
-def teacher_of(request: Request, objective: Objective, config: Any, packing: bool) -> Teacher | None:
-    if not request.recipe.teacher:
-        return None
+def teacher_of(request: Request, objective: Objective, packing: bool, classes: Classes | None = None) -> Teacher | None:
+    if not request.recipe.teacher or (request.scheme is None and request.teacher is None):
+        return None  # of a variant, the original is not known
+    changes = classes.fields if classes is not None else {}
     if request.teacher is not None:
-        return Teacher(_loaded(objective.auto_class, request.teacher))
-    if request.scheme is None:
-        return None  # a variant, whose original is not known
-    # A stock encoder does not tell the documents of a row apart; with its own table as a scheme it does.
-    own = {"position_scheme": "learned"} if packing and objective is not Objective.CAUSAL else {}
-    return Teacher(load(objective.auto_class, request, **own))
+        model, found = _loaded(objective.auto_class, request.teacher, output_loading_info=True, **changes)
+    else:
+        # A stock encoder does not tell the documents of a row apart; with its own table as a scheme it does.
+        own = {"position_scheme": "learned"} if packing and objective is not Objective.CAUSAL else {}
+        model, found = load(objective.auto_class, request, output_loading_info=True, **own, **changes)
+    return Teacher(model, head_is_new=bool(found["missing_keys"]))
 
 
 def tokenizer_of(request: Request, objective: Objective) -> Any:
-    if request.data == SELF and objective is Objective.CAUSAL:
-        try:
-            return AutoTokenizer.from_pretrained(request.model, revision=request.revision, trust_remote_code=False)
-        except (OSError, ValueError):
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(request.model, revision=request.revision, trust_remote_code=False)
+    except Exception as error:  # whatever tokenizers make of files that are damaged, or not there
+        tokenizer, problem = None, f": {shown(error)}"
+    else:
+        problem = ""
+    # Without any files, transformers makes one that knows no words.
+    if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_ids):
+        tokenizer = None
+    if tokenizer is None:
+        if request.data == SELF and objective is Objective.CAUSAL and request.eval_data is None:
             return None  # text of a model's own is tokens from the start
-    tokenizer = AutoTokenizer.from_pretrained(request.model, revision=request.revision, trust_remote_code=False)
+        raise ValueError(
+            f"{request.model} has no tokenizer to read text with{problem}. Save the one that it was trained with there"
+        )
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
 
 
@@ -110,30 +128,58 @@ def documents_of(request: Request, directory: Path, teacher: Any, wanted_rows: i
     from datasets import Dataset
 
     path = directory / OWN_TEXT
-    if main and not path.is_file():
+    if main:
         model = teacher.model if isinstance(teacher, Teacher) else teacher
-        rows = request.self_rows or min(wanted_rows, MOST_OWN_ROWS)
-        ids = own_text(model, rows, min(length, model.config.max_position_embeddings))
-        beside = path.with_suffix(".new")
-        directory.mkdir(parents=True, exist_ok=True)
-        save_file({IDS: ids}, beside)
-        beside.replace(path)
+        rows, length = request.self_rows or min(wanted_rows, MOST_OWN_ROWS), min(length, _longest(model))
+        writer = {"model": str(request.model), "revision": str(request.revision), "rows": f"{rows} of {length}"}
+        if not _is_written_by(path, writer):
+            ids = own_text(model, rows, length)
+            beside = path.with_suffix(".new")
+            directory.mkdir(parents=True, exist_ok=True)
+            save_file({IDS: ids}, beside, metadata=writer)
+            beside.replace(path)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     return Dataset.from_dict({IDS: load_file(path)[IDS].tolist()})
 
 
+def _longest(model: Any) -> int:
+    return int(model.config.max_position_embeddings)
+
+
+def _is_written_by(path: Path, writer: dict[str, str]) -> bool:
+    """Not by another model, in a run that was given up before it was noted down."""
+    if not path.is_file():
+        return False
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}) == writer
+    except SafetensorError:
+        return False
+
+
 def told_apart(rows: Any) -> dict[str, Any]:
-    """Enough of some rows to notice that they are others than before."""
+    """Enough of some rows to notice that they are others than before: all of them, or the first of a stream."""
+    digest = hashlib.sha256()
     if not hasattr(rows, "__len__"):
-        return {"streamed": True}
-    places = sorted({*range(min(8, len(rows))), *range(max(len(rows) - 8, 0), len(rows))})
-    seen = json.dumps([rows[place][IDS] for place in places])
-    return {"count": len(rows), "sha256": hashlib.sha256(seen.encode()).hexdigest()}
+        for row in itertools.islice(rows, FIRST_OF_STREAM):
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+        return {"streamed": True, "sha256": digest.hexdigest()}
+    for part in rows.datasets if isinstance(rows, Staged) else [rows]:
+        for batch in part.with_format("arrow").iter(ROWS_AT_A_TIME):
+            for name in sorted(batch.column_names):
+                values = batch.column(name).combine_chunks()
+                if hasattr(values, "value_lengths"):  # of a column of lists
+                    digest.update(values.value_lengths().to_numpy(zero_copy_only=False).tobytes())
+                    values = values.flatten()
+                digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+    return {"count": len(rows), "sha256": digest.hexdigest()}
 
 
-def corpus_for(tokenizer: Any, request: Request, objective: Objective, packing: bool) -> Any:
+def corpus_for(
+    tokenizer: Any, request: Request, objective: Objective, packing: bool, classes: Classes | None = None
+) -> Any:
     def corpus(length: int) -> Corpus:
-        return Corpus(tokenizer, length, objective, packing, request.text_column, request.label_column)
+        return Corpus(tokenizer, length, objective, packing, request.text_column, request.label_column, classes)
 
     return corpus

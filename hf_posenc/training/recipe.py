@@ -35,6 +35,11 @@ class Recipe:
     """The learning rate of the scheme's own parameters, as a multiple of that of the others: they begin with nothing
     learnt, and most of them are biases, which are read as they are and not through a product of many."""
 
+    def __post_init__(self) -> None:
+        for name, share in (("fit", self.fit), ("handover", self.handover)):
+            if not (isinstance(share, (int, float)) and 0 <= share <= 1):
+                raise ValueError(f"--{name}-share is a share of the training from 0 to 1, got {share!r}")
+
 
 RECOMMENDED = Recipe()
 NAIVE = Recipe(centre=False, fit=0.0, handover=0.0, teacher=False, position_rate=1.0)

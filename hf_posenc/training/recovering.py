@@ -11,12 +11,14 @@ from torch import nn
 from transformers import Trainer
 
 from .parameters import is_of_scheme, set_apart
+from .rows import IGNORED
 from .saving import NotFinite, WholeCheckpoints, checkpoints_in
 from .stages import Staged
 from .teacher import Lesson, Teacher, Weights, layers_of, recorded
 
 LABELS = "labels"
-PARTS = ("divergence", "distance", LABELS)
+DIVERGENCE, TOKENS = "divergence", "tokens"
+PARTS = (DIVERGENCE, "distance", LABELS)
 """What a loss beside a teacher is made of."""
 
 
@@ -44,6 +46,7 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
         self.states_until = states_until
         self.position_learning_rate = position_learning_rate
         self._parts: dict[str, tuple[float, int]] = {}
+        self._in_a_step: dict[str, float] = {}
         if teacher is not None:
             self.model_accepts_loss_kwargs = False  # what a teacher says is a mean, not a sum over labels
             if self.is_deepspeed_enabled or self.is_fsdp_enabled:
@@ -75,7 +78,8 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
         if self.teacher is None or not (model.training or LABELS not in inputs) or self._is_too_long(inputs):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         lesson = self.teacher.look_at({name: value for name, value in inputs.items() if name != LABELS})
-        with recorded(layers_of(self.accelerator.unwrap_model(model))) as states:
+        bare = self.accelerator.unwrap_model(model)
+        with recorded(layers_of(getattr(bare, "_orig_mod", bare))) as states:  # of a compiled model
             outputs = model(**inputs)
         if model.training and self.weights.states and not states[-1].requires_grad:
             raise ValueError(
@@ -91,6 +95,32 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
                 return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
         return super().prediction_step(model, inputs, *args, **kwargs)
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Also: how many tokens and labels the batches of a step have in all processes, where rows are padded."""
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        self._in_a_step = {}
+        if self.teacher is not None and batches and "attention_mask" in batches[0]:
+            sums = torch.stack([torch.stack(list(self._counts(batch).values())) for batch in batches]).sum(0)
+            sums = sums.to(self.args.device)
+            if torch.distributed.is_initialized():
+                torch.distributed.all_reduce(sums)
+            means = sums / (self.args.world_size * len(batches))
+            self._in_a_step = dict(zip(self._counts(batches[0]), means.tolist(), strict=True))
+        return batches, items
+
+    def _counts(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Tokens that are looked at, and labels that are to be predicted: of a causal model, none for the first."""
+        tokens = batch["attention_mask"].sum()
+        first = 0 if getattr(self.data_collator, "mlm", True) else 1
+        labels = (batch[LABELS][..., first:] != IGNORED).sum() if LABELS in batch else torch.zeros_like(tokens)
+        return {TOKENS: tokens, LABELS: labels}
+
+    def _share(self, kind: str, inputs: dict[str, Any]) -> float:
+        """A batch with more tokens than others of its step counts more, so that the loss is the mean over tokens
+        however the rows of a step are split among processes and accumulated batches."""
+        mean = self._in_a_step.get(kind) if torch.is_grad_enabled() else None
+        return float(self._counts(inputs)[kind]) / mean if mean else 1.0
+
     def _is_too_long(self, inputs: dict[str, Any]) -> bool:
         """Where the teacher cannot follow, there is the text to learn from."""
         assert self.teacher is not None
@@ -99,8 +129,11 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
     def _weighed(self, lesson: Lesson, outputs: Any, states: list[torch.Tensor], inputs: dict[str, Any]) -> Any:
         mask, inside = inputs.get("attention_mask"), self._share_of_states() if torch.is_grad_enabled() else 0.0
         parts = lesson.parts(self.weights, getattr(outputs, "logits", None), states, mask, inside)
+        by_row = lesson.logits_BNV is not None and lesson.logits_BNV.ndim == 2  # of a classifier
+        for name in parts:
+            parts[name] = parts[name] * (1.0 if by_row and name == DIVERGENCE else self._share(TOKENS, inputs))
         if self.weights.labels and LABELS in inputs:
-            parts[LABELS] = self.weights.labels * outputs.loss
+            parts[LABELS] = self.weights.labels * outputs.loss * self._share(LABELS, inputs)
         if not parts:
             raise ValueError("nothing is learnt: the teacher's predictions and states, and the labels, all weigh 0")
         if torch.is_grad_enabled():

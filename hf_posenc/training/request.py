@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .recipe import RECOMMENDED, Recipe
 from .saving import UNFINISHED, checkpoints_in
 
 Trained = Literal["all", "positions", "lora"]
+TRAINED = get_args(Trained)
 SELF = "self"
 NOTE = "run.json"
 """In the output directory: what was asked for, what the rows were, and whether it was finished."""
+OWN_TEXT, RECOVERY, LENGTH_CURVE = "own_text.safetensors", "recovery.json", "length_curve.json"
+"""Beside it: the text that a model wrote itself, and what was measured on the variant."""
+LEFT = ("config.json", "model*.safetensors", "model.safetensors.index.json", OWN_TEXT, RECOVERY, LENGTH_CURVE)
+"""What a run leaves in its directory that a later one must not find."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +49,19 @@ class Request:
     self_rows: int | None = None
     revision: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.trained not in TRAINED:
+            raise ValueError(f"--train is one of {', '.join(TRAINED)}; got {self.trained!r}")
+        if self.lora_rank < 1:
+            raise ValueError(f"--lora-rank must be at least 1, got {self.lora_rank}")
+        if not 0 < self.mask_share < 1:
+            raise ValueError(f"--mask-share must be between 0 and 1, got {self.mask_share}")
+        if self.self_rows is not None and self.self_rows < 1:
+            raise ValueError(f"--self-rows must be at least 1, got {self.self_rows}")
+        rate = self.position_learning_rate
+        if rate is not None and not 0 < rate < math.inf:
+            raise ValueError(f"--position-learning-rate must be above 0, got {rate}")
+
 
 class Note:
     """What is known of the run in a directory."""
@@ -60,10 +79,12 @@ class Note:
             if checkpoints_in(directory) or (directory / "config.json").exists():
                 raise ValueError(f"{directory} holds something else than a run of train: take another --output-dir")
         elif not restart:
-            note.check(json.loads(note.path.read_text(encoding="utf-8")))
+            note.check(_read(note.path))
         return note
 
     def check(self, earlier: dict[str, Any]) -> None:
+        if "rows" not in earlier and not earlier.get("finished"):
+            return  # it never came to train anything
         for part in ("request", "settings", "rows"):
             before, now = earlier.get(part, {}), self.values.get(part, {})
             changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)] if now else []
@@ -94,8 +115,24 @@ class Note:
         beside.replace(self.path)
 
     def clear(self) -> None:
+        """Throw away what the run has made. A note stays, so that the directory is still known for one of a run."""
         directory = self.path.parent
+        self.write()
+        for path in [found for pattern in LEFT for found in directory.glob(pattern)]:
+            path.unlink()
         for checkpoint in checkpoints_in(directory):
             shutil.rmtree(checkpoint)
         shutil.rmtree(directory / UNFINISHED, ignore_errors=True)
-        self.path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no table")
+        return found
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path}, the note of an earlier run, cannot be read ({error}): take another --output-dir, or begin anew "
+            "with --restart"
+        ) from None

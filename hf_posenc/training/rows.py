@@ -19,7 +19,7 @@ Columns = dict[str, list[Any]]
 def packed(documents: list[list[int]], length: int) -> Columns:
     """Full rows for a causal model: ids, positions, and labels without the first token of each document.
 
-    What is left of the last row is dropped.
+    What is left of the last row is dropped; see `left_over`.
     """
     sizes = np.array([len(document) for document in documents], dtype=np.int64)
     num_rows = int(sizes.sum()) // length
@@ -30,6 +30,17 @@ def packed(documents: list[list[int]], length: int) -> Columns:
     labels = np.where(positions == 0, IGNORED, ids)
     columns = {"input_ids": ids, "position_ids": positions, "labels": labels}
     return {name: values.reshape(num_rows, length).tolist() for name, values in columns.items()}
+
+
+def left_over(documents: list[list[int]], length: int) -> list[list[int]]:
+    """What `packed` drops: documents, or what is left of them, to be put before those that come next."""
+    used = sum(map(len, documents)) // length * length
+    rest = []
+    for document in documents:
+        if used < len(document):
+            rest.append(document[used:])
+        used = max(used - len(document), 0)
+    return rest
 
 
 def single(pieces: list[list[int]]) -> Columns:

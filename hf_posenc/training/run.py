@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from transformers.utils import logging
 from ..handover import Handover
 from ..patches.handing import schedule_in
 from .centring import centre_tables
+from .classes import Classes, accuracy, classes_of
+from .corpus import Corpus
 from .fitting import fit
 from .lora import add_lora
 from .objective import Objective, objective_of
@@ -32,30 +35,35 @@ from .parts import (
 )
 from .recipe import share_to_fit
 from .recovering import RecoveryTrainer
-from .request import SELF, Note, Request
-from .saving import UNFINISHED, OutOfSpace, checkpoints_in, is_out_of_space, last_whole_checkpoint
+from .reports import refuse_reports
+from .request import RECOVERY, SELF, Note, Request
+from .saving import UNFINISHED, last_whole_checkpoint, told_when_full
 from .stages import Stage, Staged, read_stages
-from .teacher import Teacher, architecture_of
+from .teacher import Teacher, Weights, architecture_of
 from .texts import IDS, read
 
 logger = logging.get_logger(__name__)
-RECOVERY = "recovery.json"
-"""In the output directory: how the variant does beside the model that it was made of."""
 SETTINGS_THAT_MATTER = (
     "max_steps",
     "num_train_epochs",
     "learning_rate",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
     "seed",
+    "data_seed",
     "bf16",
     "fp16",
     "lr_scheduler_type",
     "warmup_steps",
+    "lr_scheduler_kwargs",
     "weight_decay",
     "max_grad_norm",
+    "optim",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "label_smoothing_factor",
 )
-"""TrainingArguments that a run cannot go on with when they have changed."""
+"""TrainingArguments that a run cannot go on with when they have changed. And with as many rows a step: on more devices
+it can, with fewer rows on each."""
 FIT_ROWS, FIT_LENGTH, MOST_FIT_STEPS = 2, 128, 2000
 """Small batches of short rows fit best for what they cost. Beyond so many steps, little is gained."""
 
@@ -68,7 +76,6 @@ class Run:
     note: Note
     directory: Path
     objective: Objective
-    tuner: Any
     use_cache: bool
     """What the config says of it, which is off while a Trainer has the model."""
 
@@ -80,43 +87,59 @@ def train(request: Request, arguments: TrainingArguments, restart: bool = False)
     """
     set_seed(arguments.seed)
     directory = Path(arguments.output_dir)
-    settings = json.loads(json.dumps({name: getattr(arguments, name) for name in SETTINGS_THAT_MATTER}, default=str))
     if directory.resolve() == Path(request.model).resolve():
         raise ValueError(f"--output-dir is where the model comes from, {directory}: take another, so that it is kept")
-    note = Note.of(directory, request, settings, restart)
-    with arguments.main_process_first(desc="clearing the directory"):
-        if restart and arguments.process_index == 0:
-            note.clear()
-    run = prepare(request, arguments, note, directory)
-    checkpoint = last_whole_checkpoint(directory)
-    if arguments.should_save:
-        shutil.rmtree(directory / UNFINISHED, ignore_errors=True)
-        note.write()
-    run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    finish(run)
+    refuse_reports(arguments)
+    stages = read_stages(request.train_length, arguments.max_steps)
+    if stages[0].steps is not None:
+        arguments.max_steps = sum(stage.steps or 0 for stage in stages)
+    settings = json.loads(json.dumps({name: getattr(arguments, name) for name in SETTINGS_THAT_MATTER}, default=str))
+    note = Note.of(directory, request, {**settings, "rows_a_step": rows_a_step(arguments)}, restart)
+    with told_when_full(directory):
+        with arguments.main_process_first(desc="clearing the directory"):
+            if restart and arguments.process_index == 0:
+                note.clear()
+        run = prepare(request, arguments, stages, note, directory)
+        checkpoint = last_whole_checkpoint(directory)
+        if arguments.should_save:
+            shutil.rmtree(directory / UNFINISHED, ignore_errors=True)
+            note.write()
+        done = run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        note.values |= {"steps": done.global_step, "train_loss": done.training_loss}
+        finish(run)
     return directory
 
 
-def prepare(request: Request, arguments: TrainingArguments, note: Note, directory: Path) -> Run:
+def rows_a_step(arguments: TrainingArguments) -> int:
+    return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+
+
+def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage], note: Note, directory: Path) -> Run:
     config = config_of(request)
     objective = objective_of(config, request.task)
     packing = request.packing if request.packing is not None else objective is Objective.CAUSAL
-    stages = read_stages(request.train_length, arguments.max_steps)
     tokenizer = tokenizer_of(request, objective)
-    teacher = teacher_of(request, objective, config, packing)
+    classes = None
+    if objective is Objective.CLASSIFICATION:
+        labelled = read(request.data, request.split, request.streaming)
+        classes = classes_of(config, objective_of(config) is objective, labelled, request.label_column)
+    teacher = teacher_of(request, objective, packing, classes)
+    if classes is not None and teacher is not None and teacher.head_is_new and not request.recipe.weights.labels:
+        teacher = None  # it knows nothing of the classes, and its states are not those that tell them apart
     _refuse_what_cannot_be_learnt(objective, teacher, request)
 
-    rows, rows_at_once = _training_rows(request, arguments, directory, objective, packing, stages, tokenizer, teacher)
+    corpus = corpus_for(tokenizer, request, objective, packing, classes)
+    rows = _training_rows(request, arguments, directory, objective, stages, corpus, teacher)
     note.add_rows(told_apart(rows))
-    steps = _number_of_steps(rows, rows_at_once, arguments)
-    model = _student(
-        request, objective, rows, rows_at_once, steps, stages, fresh=last_whole_checkpoint(directory) is None
-    )
-    tuner = _choose_parameters(model, request)
+    steps = _number_of_steps(rows, arguments)
+    fresh = last_whole_checkpoint(directory) is None
+    model = _student(request, objective, rows, rows_a_step(arguments), steps, stages, fresh, classes)
+    if objective is Objective.CLASSIFICATION:
+        _know_the_padding([model, *([teacher.model] if teacher else [])], tokenizer)
+    _choose_parameters(model, request)
     use_cache = getattr(model.config, "use_cache", False)
     evaluated = None
     if request.eval_data is not None:
-        corpus = corpus_for(tokenizer, request, objective, packing)
         evaluated = corpus(stages[-1].length).rows(read(request.eval_data, request.eval_split))
     recipe = request.recipe
     trainer = RecoveryTrainer(
@@ -126,14 +149,31 @@ def prepare(request: Request, arguments: TrainingArguments, note: Note, director
         eval_dataset=evaluated,
         processing_class=tokenizer,
         data_collator=objective.collator(tokenizer, packing, request.mask_share),
+        compute_metrics=accuracy if objective is Objective.CLASSIFICATION else None,
         teacher=teacher,
-        weights=recipe.weights,
+        weights=_weights(request, teacher),
         states_until=recipe.states_until,
         position_learning_rate=request.position_learning_rate or recipe.position_rate * arguments.learning_rate,
         predicts_tokens=objective.predicts_tokens,
         callbacks=[Handover(model)] if schedule_in(model) else None,
     )
-    return Run(trainer, note, directory, objective, tuner, use_cache)
+    trainer.has_adapters = request.trained == "lora"
+    return Run(trainer, note, directory, objective, use_cache)
+
+
+def _weights(request: Request, teacher: Teacher | None) -> Weights:
+    """Of a teacher whose head is new, what it predicts is nothing to learn: there are labels."""
+    weights = request.recipe.weights
+    if teacher is None or not teacher.head_is_new:
+        return weights
+    return dataclasses.replace(weights, predictions=0.0, labels=weights.labels or 1.0)
+
+
+def _know_the_padding(models: list[Any], tokenizer: Any) -> None:
+    """Decoders that classify look for the last token that is none."""
+    for model in models:
+        if getattr(model.config, "pad_token_id", None) is None:
+            model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def _refuse_what_cannot_be_learnt(objective: Objective, teacher: Teacher | None, request: Request) -> None:
@@ -151,35 +191,30 @@ def _training_rows(
     arguments: TrainingArguments,
     directory: Path,
     objective: Objective,
-    packing: bool,
     stages: list[Stage],
-    tokenizer: Any,
+    corpus: Callable[[int], Corpus],
     teacher: Teacher | None,
-) -> tuple[Any, int]:
-    """The rows to train on, and how many of them a step takes."""
-    rows_at_once = arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
-    wanted = max(arguments.max_steps, 0) * rows_at_once or 10**9
+) -> Any:
+    wanted = max(arguments.max_steps, 0) * rows_a_step(arguments) or 10**9
     longest = max(stage.length for stage in stages)
     writer: Any = teacher
     if request.data == SELF and teacher is None:
         writer = load(objective.auto_class, request)
     documents = documents_of(request, directory, writer, wanted, longest, arguments.process_index == 0)
-    corpus = corpus_for(tokenizer, request, objective, packing)
     by_length = [corpus(stage.length).rows(documents) for stage in stages]
     if len(stages) == 1:
-        return by_length[0], rows_at_once
+        return by_length[0]
     if request.streaming:
         raise ValueError("a stream has no stages: train one length after the other, each from the model before")
-    sizes = [(stage.steps or 0) * rows_at_once for stage in stages]
-    return Staged(by_length, sizes, arguments.seed), rows_at_once
+    return Staged(by_length, [(stage.steps or 0) * rows_a_step(arguments) for stage in stages], arguments.seed)
 
 
-def _number_of_steps(rows: Any, rows_at_once: int, arguments: TrainingArguments) -> int:
+def _number_of_steps(rows: Any, arguments: TrainingArguments) -> int:
     if arguments.max_steps > 0:
         return arguments.max_steps
     if not hasattr(rows, "__len__"):
         raise ValueError("a stream has no end: say how many --max-steps to train")
-    return math.ceil(math.ceil(len(rows) / rows_at_once) * arguments.num_train_epochs)
+    return math.ceil(math.ceil(len(rows) / rows_a_step(arguments)) * arguments.num_train_epochs)
 
 
 def _student(
@@ -190,17 +225,17 @@ def _student(
     steps: int,
     stages: list[Stage],
     fresh: bool,
+    classes: Classes | None,
 ) -> Any:
     """Fitted, unless there is a checkpoint to go on from, which has been."""
     recipe = request.recipe
     handover_steps = math.ceil(recipe.handover * steps) if recipe.handover else None
     begins = request.scheme is not None and fresh and (recipe.centre or recipe.fit != 0)
-    model = student_of(request, objective, handover_steps or (1 if begins else None))
+    model = student_of(request, objective, handover_steps or (1 if begins else None), classes)
     if begins and recipe.centre and request.trained == "all":
         centre_tables(model, min(stages[0].length, model.config.max_position_embeddings))
-    share = (
-        share_to_fit(recipe, architecture_of(model)) if begins and objective is not Objective.CLASSIFICATION else 0.0
-    )
+    fits = begins and objective is not Objective.CLASSIFICATION
+    share = share_to_fit(recipe, architecture_of(model)) if fits else 0.0
     if share:
         length = min(stages[0].length, FIT_LENGTH, model.config.max_position_embeddings)
         tokens = share * steps * rows_at_once * stages[0].length
@@ -234,12 +269,11 @@ def _same_everywhere(model: Any) -> None:
             torch.distributed.broadcast(parameter.data, 0)
 
 
-def _choose_parameters(model: Any, request: Request) -> Any:
+def _choose_parameters(model: Any, request: Request) -> None:
     if request.trained == "positions":
         train_positions_only(model)
     elif request.trained == "lora":
-        return add_lora(model, request.lora_rank)
-    return None
+        add_lora(model, request.lora_rank)
 
 
 def finish(run: Run) -> None:
@@ -248,8 +282,6 @@ def finish(run: Run) -> None:
     if trainer.eval_dataset is not None:
         _write_recovery(trainer, directory)
     trainer.refuse_unsound_weights()
-    if run.tuner is not None:
-        run.tuner.merge_and_unload()
     schedule = schedule_in(trainer.model)
     if schedule is not None:
         logger.warning(f"the handover is not over: it has come to step {schedule.step} of {schedule.steps}")
@@ -257,10 +289,8 @@ def finish(run: Run) -> None:
     staging = directory / UNFINISHED
     try:
         trainer.save_model(str(staging))
-    except Exception as error:
+    except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
-        if is_out_of_space(error):
-            raise OutOfSpace(directory, checkpoints_in(directory)) from error
         raise
     trainer.accelerator.wait_for_everyone()
     if trainer.args.should_save:
@@ -273,6 +303,6 @@ def finish(run: Run) -> None:
 
 def _write_recovery(trainer: RecoveryTrainer, directory: Path) -> None:
     after = trainer.evaluate()
-    found = {key: value for key, value in after.items() if key in ("eval_loss", "eval_perplexity")}
+    found = {key: value for key, value in after.items() if key in ("eval_loss", "eval_perplexity", "eval_accuracy")}
     if trainer.args.should_save:
         (directory / RECOVERY).write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -10,14 +10,18 @@ import errno
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from torch import nn
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
 from ..checkpoints.shards import read_shards
+from .lora import is_of_adapter, merged
 from .manifest import seal, sync, what_is_wrong
 from .sharded import gathered_optimizer, gathered_weights, is_finite_everywhere, share_out_optimizer
 from .state_files import random_state, read_state, set_random_state, write_state
@@ -26,6 +30,7 @@ logger = logging.get_logger(__name__)
 UNFINISHED = ".unfinished"
 """Where things are written before they take their place."""
 OPTIMIZER, SCHEDULER, STATE = "optimizer.safetensors", "scheduler.safetensors", "trainer_state.json"
+ADAPTERS, SCALER = "adapters.safetensors", "scaler.safetensors"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -52,6 +57,9 @@ def last_whole_checkpoint(directory: Path) -> Path | None:
 class WholeCheckpoints:
     """For a Trainer to inherit before `Trainer`."""
 
+    has_adapters = False
+    _staging: str | None = None
+
     def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:
         self.refuse_unsound_weights()
         step = self.state.global_step
@@ -60,25 +68,26 @@ class WholeCheckpoints:
         self._staging = str(staging)
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
-        except BaseException as error:
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                self._put_in_place(staging / place.name, place)
+        except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
-            if is_out_of_space(error):
-                raise OutOfSpace(directory, checkpoints_in(directory)) from error
             raise
         finally:
             self._staging = None
         self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            written = staging / place.name
-            self._name_best_checkpoint(written, directory)
-            seal(written)
-            if place.exists():
-                shutil.rmtree(place)
-            written.rename(place)
-            staging.rmdir()
-            sync(directory)
-            _drop_old(directory, self.args.save_total_limit, self.state.best_model_checkpoint)
-        self.accelerator.wait_for_everyone()
+
+    def _put_in_place(self: Any, written: Path, place: Path) -> None:
+        directory = place.parent
+        self._name_best_checkpoint(written, directory)
+        seal(written)
+        if place.exists():
+            shutil.rmtree(place)
+        written.rename(place)
+        written.parent.rmdir()
+        sync(directory)
+        _drop_old(place, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def _get_output_dir(self: Any, trial: Any) -> str:
         return getattr(self, "_staging", None) or super()._get_output_dir(trial)  # type: ignore[misc]
@@ -90,8 +99,15 @@ class WholeCheckpoints:
             self.state.save_to_json(str(written / STATE))
 
     def _save(self: Any, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)  # type: ignore[misc]
         directory = Path(output_dir or self.args.output_dir)
+        if self.has_adapters:
+            state = self.model.state_dict() if state_dict is None else state_dict
+            adapters = {name: weight for name, weight in state.items() if is_of_adapter(name)}
+            directory.mkdir(parents=True, exist_ok=True)
+            if self._staging:  # of a checkpoint
+                write_state(adapters, directory / ADAPTERS)
+            state_dict = merged(self.model, state)
+        super()._save(output_dir, state_dict)  # type: ignore[misc]
         (directory / "training_args.bin").unlink(missing_ok=True)  # a pickle
         settings = json.dumps(self.args.to_sanitized_dict(), indent=1, default=str)
         (directory / "training_args.json").write_text(settings, encoding="utf-8")
@@ -120,6 +136,11 @@ class WholeCheckpoints:
         if self.is_deepspeed_enabled:
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
+        if not (Path(checkpoint) / OPTIMIZER).is_file():
+            raise ValueError(
+                f"{checkpoint} holds weights alone (--save-only-model), so that a run cannot go on from it: begin anew "
+                "with --restart"
+            )
         state = read_state(Path(checkpoint) / OPTIMIZER)
         was_sharded = any(isinstance(key, str) for key in state["state"])
         if was_sharded != self.is_fsdp_enabled:
@@ -133,13 +154,42 @@ class WholeCheckpoints:
     def train(self: Any, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
         """Weights that will be sharded are loaded before they are."""
         if resume_from_checkpoint and self.is_fsdp_enabled:
-            super()._load_from_checkpoint(resume_from_checkpoint)  # type: ignore[misc]
+            self._load_weights(resume_from_checkpoint)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: Any = None) -> None:
-        read_shards(Path(resume_from_checkpoint))  # where there are none, transformers would read a pickle
         if not self.is_fsdp_enabled:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+            self._load_weights(resume_from_checkpoint, model)
+
+    def _load_weights(self: Any, checkpoint: str, model: Any = None) -> None:
+        shards = read_shards(Path(checkpoint))  # where there are none, transformers would read a pickle
+        if not self.has_adapters:
+            super()._load_from_checkpoint(checkpoint, model)  # type: ignore[misc]
+            return
+        # What the adapters are added to never changes, and is there; in the files, they are merged into it.
+        whole = self.model if model is None else model
+        found = {name: weight for shard in shards for name, weight in load_file(shard.path).items()}
+        adapters = read_state(Path(checkpoint) / ADAPTERS)
+        whole.load_state_dict(
+            {**{name: found[name] for name in whole.state_dict() if name in found}, **adapters}, False
+        )
+
+    def _load_best_model(self: Any) -> None:
+        if self.has_adapters and not self.is_fsdp_enabled:
+            self._load_weights(self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()  # type: ignore[misc]
+
+    def _save_scaler(self: Any, output_dir: str) -> None:
+        """Of gradients, with fp16."""
+        scaler = getattr(self.accelerator, "scaler", None)
+        if scaler is not None and self.args.should_save:
+            write_state(scaler.state_dict(), Path(output_dir) / SCALER)
+
+    def _load_scaler(self: Any, checkpoint: str | None) -> None:
+        scaler = getattr(self.accelerator, "scaler", None)
+        if checkpoint is not None and scaler is not None and (Path(checkpoint) / SCALER).is_file():
+            scaler.load_state_dict(read_state(Path(checkpoint) / SCALER))
 
     def _save_rng_state(self: Any, output_dir: str) -> None:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
@@ -166,7 +216,19 @@ class WholeCheckpoints:
 
 def is_out_of_space(error: BaseException) -> bool:
     """As Python says it, or as the writer of safetensors does."""
-    return getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error)
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    return full or any(words in str(error) for words in ("No space left on device", "Disk quota exceeded"))
+
+
+@contextmanager
+def told_when_full(directory: Path) -> Iterator[None]:
+    """Whatever it is that finds no space any more, it is said in the same words."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_space(error) or isinstance(error, OutOfSpace):
+            raise
+        raise OutOfSpace(directory, checkpoints_in(directory)) from error
 
 
 class OutOfSpace(ValueError):
@@ -192,11 +254,16 @@ class NotFinite(ValueError):
         )
 
 
-def _drop_old(directory: Path, limit: int | None, best: str | None) -> None:
-    """All but the newest ones and the best. Renamed first: what is half removed is no checkpoint."""
+def _drop_old(newest: Path, limit: int | None, best: str | None) -> None:
+    """All but the newest ones and the best. Renamed first: what is half removed is no checkpoint.
+
+    Those of later steps than the newest are damaged, and the run went back behind them: they do not count, and stay.
+    """
     if not limit or limit < 1:
         return
-    kept = [path for path in checkpoints_in(directory) if best is None or path != Path(best)]
+    directory = newest.parent
+    earlier = [path for path in checkpoints_in(directory) if step_of(path) <= step_of(newest)]
+    kept = [path for path in earlier if best is None or path != Path(best)]
     for checkpoint in kept[max(limit - (best is not None), 1) :]:
         doomed = directory / UNFINISHED / checkpoint.name
         doomed.parent.mkdir(exist_ok=True)

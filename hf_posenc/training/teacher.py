@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,11 +41,18 @@ class Weights:
     labels: float = 0.0
     """The loss that there would be without a teacher."""
 
+    def __post_init__(self) -> None:
+        for name, weight in dataclasses.asdict(self).items():
+            if not (isinstance(weight, (int, float)) and 0 <= weight < math.inf):
+                raise ValueError(f"the weight of {name} in the loss must be a number from 0 on, got {weight!r}")
+
 
 class Teacher:
     """A frozen model, and what it thinks of some inputs."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, head_is_new: bool = False) -> None:
+        self.head_is_new = head_is_new
+        """Whether what it predicts is chance, as its checkpoint has no head for the task."""
         self.model = model.eval().requires_grad_(False)
         self.layers = layers_of(model)
         self.longest: int = model.config.max_position_embeddings
