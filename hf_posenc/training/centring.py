@@ -19,5 +19,5 @@ def centre_tables(model: nn.Module, length: int) -> None:
         if table is not None:
             (stays,) = base.get_submodule(base.architecture.constant).parameters()
             mean = table[:length].mean(0)
-            table -= mean
-            stays += mean
+            table.sub_(mean)
+            stays.add_(mean)

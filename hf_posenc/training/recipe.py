@@ -37,7 +37,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, share in (("fit", self.fit), ("handover", self.handover)):
-            if not (isinstance(share, (int, float)) and 0 <= share <= 1):
+            given = name != "fit" or share is not None
+            if given and not (isinstance(share, (int, float)) and 0 <= share <= 1):
                 raise ValueError(f"--{name}-share is a share of the training from 0 to 1, got {share!r}")
 
 
