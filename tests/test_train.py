@@ -75,6 +75,15 @@ def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     assert "accelerate and datasets, not installed here: pip install hf_posenc[train]" in done.output
 
 
+def test_the_original_is_measured_on_the_same_text(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    """Of a scheme that is the stock model's own, and a rate of nothing, both are the same model."""
+    asked = {"scheme": "learned", "eval_data": str(text)}
+    out = train(request(stock["gpt2"], text, **asked), settings(tmp_path / "out", learning_rate=0.0, max_steps=1))
+    recovery = json.loads((out / RECOVERY).read_text())
+    assert recovery["original"]["eval_loss"] == pytest.approx(recovery["eval_loss"], rel=1e-6)
+    assert recovery["original"]["eval_perplexity"] == pytest.approx(recovery["eval_perplexity"], rel=1e-5)
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_a_causal_model_is_trained(architecture: str, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = train(request(stock[architecture], text, eval_data=str(text)), settings(tmp_path / "out"))
@@ -83,7 +92,9 @@ def test_a_causal_model_is_trained(architecture: str, stock: dict[str, Path], te
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model.config.position_scheme == {"type": "t5"}
     assert model.config.use_cache, "as it was, although it is off while the model is trained"
-    assert json.loads((out / RECOVERY).read_text())["eval_perplexity"] > 1
+    recovery = json.loads((out / RECOVERY).read_text())
+    assert recovery["eval_perplexity"] > 1
+    assert recovery["original"]["eval_perplexity"] != recovery["eval_perplexity"]
     pickles = {name for name in files_in(out) if name.endswith((".bin", ".pt", ".pth", ".pkl"))}
     assert not pickles
     assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}

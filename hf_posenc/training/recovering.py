@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,13 @@ LABELS = "labels"
 DIVERGENCE, TOKENS = "divergence", "tokens"
 PARTS = (DIVERGENCE, "distance", LABELS)
 """What a loss beside a teacher is made of."""
+
+
+def with_perplexity(logs: dict[str, float], predicts_tokens: bool) -> dict[str, float]:
+    """The same logs, with the perplexity that a loss of tokens means."""
+    if predicts_tokens and "eval_loss" in logs:
+        logs["eval_perplexity"] = math.exp(min(logs["eval_loss"], 700.0))
+    return logs
 
 
 class RecoveryTrainer(WholeCheckpoints, Trainer):
@@ -121,6 +129,22 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
         mean = self._in_a_step.get(kind) if torch.is_grad_enabled() else None
         return float(self._counts(inputs)[kind]) / mean if mean else 1.0
 
+    def evaluate_teacher(self) -> dict[str, float]:
+        """What the teacher gets on the text that the model is evaluated on; nothing where it lies in pieces."""
+        if self.teacher is None or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return {}
+        quietly = copy.copy(self.args)
+        quietly.report_to = []
+        plain = Trainer(
+            model=self.teacher.model,
+            args=quietly,
+            eval_dataset=self.eval_dataset,
+            processing_class=self.processing_class,
+            data_collator=self.data_collator,
+            compute_metrics=self.compute_metrics,
+        )
+        return with_perplexity(plain.evaluate(), self.predicts_tokens)
+
     def _is_too_long(self, inputs: dict[str, Any]) -> bool:
         """Where the teacher cannot follow, there is the text to learn from."""
         assert self.teacher is not None
@@ -173,6 +197,5 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
                 raise NotFinite("the loss", self.state, checkpoints_in(Path(self.args.output_dir)))
             logs |= self._means_of_parts() if self.teacher is not None else {}
             self._parts = {}
-        if self.predicts_tokens and "eval_loss" in logs:
-            logs["eval_perplexity"] = math.exp(min(logs["eval_loss"], 700.0))
+        with_perplexity(logs, self.predicts_tokens)
         super().log(logs, *args, **kwargs)

@@ -78,6 +78,8 @@ class Run:
     objective: Objective
     use_cache: bool
     """What the config says of it, which is off while a Trainer has the model."""
+    has_original: bool
+    """Whether the teacher is the model as it was, and can read the rows to evaluate on."""
 
 
 def train(request: Request, arguments: TrainingArguments, restart: bool = False) -> Path:
@@ -158,7 +160,12 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
         callbacks=[Handover(model)] if schedule_in(model) else None,
     )
     trainer.has_adapters = request.trained == "lora"
-    return Run(trainer, note, directory, objective, use_cache)
+    has_original = (
+        teacher is not None
+        and not (request.teacher or teacher.head_is_new or objective is Objective.STATES)
+        and stages[-1].length <= teacher.longest
+    )
+    return Run(trainer, note, directory, objective, use_cache, has_original)
 
 
 def _weights(request: Request, teacher: Teacher | None) -> Weights:
@@ -280,7 +287,7 @@ def finish(run: Run) -> None:
     """Evaluate, and put the variant into its place: written beside it first, the config last."""
     trainer, directory = run.trainer, run.directory
     if trainer.eval_dataset is not None:
-        _write_recovery(trainer, directory)
+        _write_recovery(run)
     trainer.refuse_unsound_weights()
     schedule = schedule_in(trainer.model)
     if schedule is not None:
@@ -301,8 +308,15 @@ def finish(run: Run) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
-def _write_recovery(trainer: RecoveryTrainer, directory: Path) -> None:
-    after = trainer.evaluate()
-    found = {key: value for key, value in after.items() if key in ("eval_loss", "eval_perplexity", "eval_accuracy")}
+def _write_recovery(run: Run) -> None:
+    trainer = run.trainer
+    found: dict[str, Any] = _figures(trainer.evaluate())
+    original = _figures(trainer.evaluate_teacher()) if run.has_original else {}
+    if original:
+        found["original"] = original
     if trainer.args.should_save:
-        (directory / RECOVERY).write_text(json.dumps(found, indent=1), encoding="utf-8")
+        (run.directory / RECOVERY).write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+def _figures(metrics: dict[str, float]) -> dict[str, float]:
+    return {key: value for key, value in metrics.items() if key in ("eval_loss", "eval_perplexity", "eval_accuracy")}
