@@ -43,12 +43,21 @@ class Options:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not fits(hints[field.name], value):
-                raise ValueError(f"{field.name} must be {spell(hints[field.name])}, got {shown(value)}")
+                raise ValueError(
+                    f"{field.name} must be {spell(hints[field.name])}, got {shown(value)}{_way_out(field.name, value)}"
+                )
             if isinstance(value, int) and value > LARGEST_NUMBER:
                 raise ValueError(f"{field.name} must be at most {LARGEST_NUMBER:,}, got {shown(value)}")
             check = field.metadata["check"]
             if value is not None and check is not None and (problem := check(value)):
                 raise ValueError(f"{field.name} {problem}, got {shown(value)}")
+
+
+def _way_out(name: str, value: Any) -> str:
+    """What somebody meant who wrote something that a config cannot do: it would fit again whenever it is loaded."""
+    if (name, value) == ("init", "fit"):
+        return "; hf_posenc.fit and hf-posenc train fit a scheme to the encoding that a checkpoint has"
+    return ""
 
 
 def fits(hint: Any, value: Any) -> bool:

@@ -44,6 +44,7 @@ from hf_posenc.schemes import REGISTER
         ({"type": "rope", "layers": "0:2:0"}, "layers is a list"),
         ({"type": "rope", "layers": "0:2:00"}, "layers is a list"),
         ({"type": "rope", "theta": 10**400}, "theta must be a finite number"),
+        ({"type": "t5", "init": "fit"}, "'neutral' or 'paper', got 'fit'; hf_posenc.fit and hf-posenc train"),
         ({"type": "sinusoidal", "mix": "stir"}, "mix must be 'add'"),
         ({"type": "rope", "layers": "first"}, "layers is a list"),
         ({"type": "rope", "layers": [True]}, "layers is a list"),

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hf_posenc.plots.drawing import COLOURS
+
 from .subjects import SUBJECTS, Subject
 from .trial import METHODS, RECOMMENDED_NAME, Outcome
 
 RECOMMENDED, NAIVE = RECOMMENDED_NAME, "naive"
 LEVELS = (0.05, 0.01)
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#F0E442", "#D55E00")
-"""Told apart by the colour-blind as well (Okabe and Ito)."""
 MEASURES = {
     "stories260k": "perplexity on text of the model's own, above the original's",
     "gpt-nano-sort": "share of all 729 inputs that are not sorted exactly, of those that the original sorts",
@@ -178,7 +178,7 @@ def draw(results: Results, path: Path) -> None:
     figure = Figure(figsize=(3.2 * columns, 2.5 * height), layout="constrained")
     for number, (subject, scheme) in enumerate(panels):
         axes = figure.add_subplot(height, columns, number + 1)
-        for colour, method in zip(COLOURS, METHODS, strict=True):
+        for colour, method in zip(COLOURS, METHODS, strict=False):
             for place, outcome in enumerate(results.of(subject, scheme, method)):
                 tokens, values = zip(*outcome.curve, strict=True)
                 thousands = [count / 1000 for count in tokens]

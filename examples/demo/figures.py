@@ -11,9 +11,9 @@ import matplotlib
 
 from hf_posenc import plots
 from hf_posenc.analysis import Attended, Encoding
-from hf_posenc.evaluation.figures import COLOURS, MARKERS, length_curve_figure, position_figure
+from hf_posenc.evaluation.figures import length_curve_figure, position_figure
 from hf_posenc.evaluation.report import Evaluation
-from hf_posenc.plots.drawing import LEVELS, panels
+from hf_posenc.plots.drawing import COLOURS, LEVELS, MARKERS, panels
 
 from .recovery import Look
 
