@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_posenc.plots.drawing import COLOURS
+from hf_posenc.training.recipe import FIT_SHARE
 
 from .subjects import SUBJECTS, Subject
 from .trial import METHODS, RECOMMENDED_NAME, Outcome
@@ -24,17 +25,21 @@ MEASURES = {
 HEAD = """# Recovery
 
 Written by `make bench-recovery`; do not edit. How much training a converted checkpoint needs until it is as good as it
-was. The shortfall is what is missing to the original, as a share: {measures}. Every method sees the same rows in
-batches of the same size, and as many tokens, those that attention is fitted on among them; each has the best of the
-same learning rates, found with one seed, and {seeds} with it. Figures are medians, with the least and the greatest.
+was. The shortfall is what is missing to the original, as a share: {measures}.
+
+Every method sees the same rows in batches of the same size, and as many tokens, those that attention is fitted on among
+them. Each has the best of the same learning rates, found with one seed on {compared}; the other schemes take the rate
+that did best on those. Figures are medians of three seeds with the least and the greatest; where there is no spread, it
+was one seed.
 
 - naive: the encoding is changed at once, then fine-tuning on the text (MiniLM, which has no head: on the cosine of its
   embeddings with the original's)
 - teacher: learning from the original's predictions and from the states behind each layer, instead of from the text
 - fit: before anything else, {share:.0%} of the tokens go into fitting each layer's attention to the old encoding's
 - handover: the old encoding fades out over the first half
-
-`train` recommends {recommended}.
+- {recommended}: what `train` does. A table's mean is kept; attention is fitted where the old encoding is a rotation
+  (stories260k); then there is a teacher, whose states fade from the loss; and the scheme's own parameters learn at
+  {rate:g} times the rate of the others
 """
 
 
@@ -94,12 +99,12 @@ def _median(values: Iterable[float]) -> float:
 
 def write(outcomes: list[Outcome], page: Path, plot: Path) -> None:
     results = Results(outcomes)
-    counts = {len(found) for found in results.cells.values()}
     lines = HEAD.format(
         measures="; ".join(f"{name}: {text}" for name, text in MEASURES.items()),
-        seeds=f"{min(counts)} to {max(counts)} seeds" if len(counts) > 1 else f"{max(counts, default=0)} seeds",
-        share=METHODS[RECOMMENDED].fit,
-        recommended=f"`{RECOMMENDED}`",
+        compared="; ".join(f"{', '.join(map(_named, s.compared))} ({s.name})" for s in results.subjects()),
+        share=FIT_SHARE,
+        recommended=RECOMMENDED,
+        rate=METHODS[RECOMMENDED].position_rate,
     ).splitlines()
     for subject in results.subjects():
         lines += ["", f"## {subject.name}", "", f"{subject.tokens:,} tokens in batches of {subject.rows_at_once} rows."]
