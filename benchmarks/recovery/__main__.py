@@ -66,18 +66,22 @@ def _asked(trial: Trial, schemes: list[str] | None) -> bool:
     return not schemes or str(trial.scheme) in schemes
 
 
+def _tried(subject: Subject, methods: list[str]) -> list[str]:
+    return [method for method in methods if subject.methods is None or method in subject.methods]
+
+
 def sweep(subject: Subject, methods: list[str], outcomes: list[Outcome]) -> Iterator[Trial]:
-    for method, scheme in itertools.product(methods, subject.compared):
+    for method, scheme in itertools.product(_tried(subject, methods), subject.compared):
         for rate in subject.rates:
             yield Trial(subject.name, scheme, method, rate, SEEDS[0])
 
 
 def more_seeds(subject: Subject, methods: list[str], outcomes: list[Outcome]) -> Iterator[Trial]:
-    for method in methods:
+    for method in _tried(subject, methods):
         all_schemes = method in (report.NAIVE, report.RECOMMENDED)
         for scheme in subject.schemes if all_schemes else subject.compared:
             rate = report.best_rate(subject, outcomes, scheme, method)
-            for seed in SEEDS:
+            for seed in SEEDS[: subject.seeds]:
                 yield Trial(subject.name, scheme, method, rate, seed)
 
 

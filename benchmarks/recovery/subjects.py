@@ -62,6 +62,9 @@ class Subject:
     measure: Callable[[], Callable[[Any], float]]
     """Prepares the measure of a shortfall, which needs the original."""
     has_head: bool = True
+    methods: tuple[str, ...] | None = None
+    """Only these are tried."""
+    seeds: int = 3
 
 
 class Absent(Exception):
@@ -86,15 +89,15 @@ def kept(name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 # stories260k: a LLaMA of 260 thousand parameters, on text that it wrote itself.
 
-STORY_LENGTH, STORY_ROWS, STORY_EVALUATED = 256, 1200, 48
+STORY_LENGTH, STORY_ROWS, MORE_STORY_ROWS, STORY_EVALUATED = 256, 1200, 4800, 48
 
 
 def stories() -> Any:
     return AutoModelForCausalLM.from_pretrained(directory_of("checkpoints", "stories260k"))
 
 
-def story_rows() -> Batch:
-    ids = kept("stories", lambda: own_text(stories(), STORY_ROWS, STORY_LENGTH, seed=0, rows_at_a_time=200))
+def story_rows(name: str = "stories", count: int = STORY_ROWS, seed: int = 0) -> Batch:
+    ids = kept(name, lambda: own_text(stories(), count, STORY_LENGTH, seed=seed, rows_at_a_time=200))
     nothing = torch.full_like(ids[:, :1], IGNORED)
     return {"input_ids": ids, "targets": torch.cat([ids[:, 1:], nothing], 1)}
 
@@ -204,6 +207,21 @@ SUBJECTS = {
             load=stories,
             rows=story_rows,
             measure=story_measure,
+        ),
+        Subject(
+            name="stories260k, longer",
+            schemes=("alibi", "t5", "kerple"),
+            compared=("alibi", "t5", "kerple"),
+            rates=(2e-3,),
+            tokens=2_000_000,
+            rows_at_once=4,
+            fit_rows=2,
+            evaluations=10,
+            load=stories,
+            rows=lambda: story_rows("more_stories", MORE_STORY_ROWS, seed=2),
+            measure=story_measure,
+            methods=("recommended",),
+            seeds=1,
         ),
         Subject(
             name="gpt-nano-sort",

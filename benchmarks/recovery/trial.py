@@ -72,12 +72,16 @@ def run(trial: Trial, subject: Subject) -> Outcome:
     if not recipe.handover:
         handover.finish()
     curve.append((seen, _measured(shortfall, model)))
-    every = max(steps // subject.evaluations, 1)
+    looks = {max(round(steps * share), 1) for share in (0.02, 0.04, 0.07, *_evenly(subject.evaluations))}
     for step in _training(model, handover, recipe, subject, trial, rows, steps):
         seen += subject.rows_at_once * length
-        if (step + 1) % every == 0 or step + 1 == steps:
+        if step + 1 in looks:
             curve.append((seen, _measured(shortfall, model)))
     return Outcome(trial, curve)
+
+
+def _evenly(count: int) -> list[float]:
+    return [number / count for number in range(1, count + 1)]
 
 
 def _measured(shortfall: Any, model: Any) -> float:

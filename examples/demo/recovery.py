@@ -12,8 +12,6 @@ from pathlib import Path
 
 import torch
 
-from hf_posenc.training.recipe import RECOMMENDED
-
 from .stock import ROWS_AT_ONCE, TRAINED_LENGTH
 from .text import Texts
 
@@ -32,7 +30,7 @@ class Look:
 
 
 def recover(scheme: str, stock: Path, texts: Texts, steps: int, directory: Path) -> list[Look]:
-    """Train the variant with the recommended recipe; how good it was with its attention fitted, and from then on."""
+    """Train the variant with the recommended recipe; how good it was right after the change, and from then on."""
     short, long = stages(steps)
     command = [
         *("--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
@@ -65,10 +63,9 @@ def stages(steps: int) -> tuple[int, int]:
 
 
 def tokens_at(step: int, steps: int) -> int:
-    """Seen until then. Fitting attention to the old encoding's comes before the first step, and reads text as well."""
+    """Seen until then."""
     short, _ = stages(steps)
-    fitting = int(RECOMMENDED.fit * steps * ROWS_AT_ONCE * TRAINED_LENGTH)
-    return fitting + ROWS_AT_ONCE * (min(step, short) * TRAINED_LENGTH + max(step - short, 0) * LONGER)
+    return ROWS_AT_ONCE * (min(step, short) * TRAINED_LENGTH + max(step - short, 0) * LONGER)
 
 
 def _looks(state: Path, steps: int) -> list[Look]:

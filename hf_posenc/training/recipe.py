@@ -8,7 +8,7 @@ from typing import Any
 
 from .teacher import Weights
 
-FIT_SHARE = 0.2
+FIT_SHARE = 0.1
 REFERENCE_RATE, REFERENCE_WIDTH = 4e-3, 64
 """The learning rate that did best on a model of this width; see benchmarks/RECOVERY.md."""
 
@@ -21,7 +21,7 @@ class Recipe:
     """Keep what the old table added at all positions alike."""
     fit: float | None = None
     """The share of the training that is spent on fitting each layer's attention to that of the old encoding. None: a
-    fifth where that is a rotation, which acts in attention alone; nothing of a table, whose rows run through the whole
+    tenth where that is a rotation, which acts in attention alone; nothing of a table, whose rows run through the whole
     model."""
     handover: float = 0.0
     """The share of the training steps over which the old encoding gives way; 0: at once."""
