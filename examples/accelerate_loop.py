@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_schedule_with_warmup, set_seed
 
 import hf_posenc
-from hf_posenc.training.parameters import parameter_groups
+from hf_posenc.training.rates import parameter_groups
 from hf_posenc.training.teacher import Teacher, Weights, layers_of, recorded
 
 

@@ -38,7 +38,8 @@ class Architecture:
     table: str | None = None
     """Path from the base model to its own position table."""
     constant: str | None = None
-    """Path from the base model to an embedding that can hold what a table adds at all positions alike."""
+    """Path from the base model to an embedding that can hold what a table adds at all positions alike. Words will not
+    do: they are tied to a head, whose logits would grow by as much, and half precision would suffer."""
     rotary: str | None = None
     """Path from the base model to its own rotation."""
     is_causal: Callable[[Any], bool]

@@ -36,7 +36,6 @@ GPT2 = Architecture(
     layers="h",
     self_attention="attn",
     table="wpe",
-    constant="wte",  # tied to a head or not: what all rows share is no news to a softmax
     is_causal=lambda config: getattr(config, "is_causal", True),
     refuse_config=_refuse,
 )

@@ -37,9 +37,9 @@ was one seed.
 - teacher: learning from the original's predictions and from the states behind each layer, instead of from the text
 - fit: before anything else, {share:.0%} of the tokens go into fitting each layer's attention to the old encoding's
 - handover: the old encoding fades out over the first half
-- {recommended}: what `train` does. A table's mean is kept; attention is fitted where the old encoding is a rotation
-  (stories260k); then there is a teacher, whose states fade from the loss; and the scheme's own parameters learn at
-  {rate:g} times the rate of the others
+- {recommended}: what `train` does. Attention is fitted where the old encoding is a rotation (stories260k), the mean of
+  BERT's table is kept; then there is a teacher, whose states fade from the loss; and the scheme's own parameters learn
+  at {rate:g} times the rate of the others. (Other than there, only predictions of digits that are asked for count.)
 """
 
 
@@ -53,7 +53,7 @@ def best_rate(subject: Subject, outcomes: list[Outcome], scheme: Any, method: st
         rate: _median(_end(o) for o in swept if o.trial.rate == rate and o.trial.scheme in subject.compared)
         for rate in {o.trial.rate for o in swept if o.trial.scheme in subject.compared}
     }
-    return min(ends, key=lambda rate: ends[rate])
+    return min(ends, key=lambda rate: ends[rate], default=subject.rates[0])
 
 
 def _end(outcome: Outcome) -> float:

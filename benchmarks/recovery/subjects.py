@@ -21,8 +21,9 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from hf_posenc.training.own_text import own_text
 from hf_posenc.training.rows import IGNORED
 
-SHARED = Path(os.environ.get("HF_POSENC_CHECKPOINTS", "../shared"))
 CACHE = Path(__file__).parent / "cache"
+CHECKPOINTS = Path(os.environ.get("HF_POSENC_CHECKPOINTS", CACHE))
+"""What holds checkpoints/ and data/."""
 Batch = dict[str, torch.Tensor]
 SCHEMES_WITH_ORDER: tuple[Any, ...] = (
     "sinusoidal",
@@ -72,7 +73,7 @@ class Absent(Exception):
 
 
 def directory_of(*parts: str) -> Path:
-    path = SHARED.joinpath(*parts)
+    path = CHECKPOINTS.joinpath(*parts)
     if not path.exists():
         raise Absent(f"{path} is not there: set HF_POSENC_CHECKPOINTS to what holds checkpoints/ and data/")
     return path

@@ -13,7 +13,7 @@ from torch import nn
 
 import hf_posenc
 from hf_posenc.training.centring import centre_tables
-from hf_posenc.training.parameters import parameter_groups
+from hf_posenc.training.rates import parameter_groups
 from hf_posenc.training.recipe import FIT_SHARE, NAIVE, RECOMMENDED, Recipe, share_to_fit
 from hf_posenc.training.rows import IGNORED
 from hf_posenc.training.teacher import Teacher, architecture_of, layers_of, recorded

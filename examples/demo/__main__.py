@@ -21,13 +21,12 @@ def main(directory: Path, steps: int, recovery_steps: int, size: int, test_size:
     _say(2, f"a stock GPT-2, trained for {steps} steps on {stock.TRAINED_LENGTH} tokens at a time")
     models = {measure.STOCK: directory / "stock"}
     parameters = stock.train_stock(texts.train, steps, directory / "stock")
-    original = measure.before_training(directory / "stock", None, texts)
+    original = measure.watched(directory / "stock", texts)
     curves: dict[str, list[recovery.Look]] = {}
     for scheme in SCHEMES:
         _say(3, f"to {scheme}, with the recommended recipe")
         models[scheme] = directory / scheme
-        before = recovery.Look(0, measure.before_training(directory / "stock", scheme, texts))
-        curves[scheme] = [before, *recovery.recover(scheme, directory / "stock", texts, recovery_steps, models[scheme])]
+        curves[scheme] = recovery.recover(scheme, directory / "stock", texts, recovery_steps, models[scheme])
     _say(4, "all four, loaded from disk and measured at 1, 2, 4 and 8 times the trained length")
     evaluation = measure.measured(models, texts)
     evaluation.write_json(directory / "evaluation.json")

@@ -12,7 +12,6 @@ import hf_posenc
 from hf_posenc import analysis
 from hf_posenc.evaluation.report import Evaluation
 
-from .recovery import LONGER
 from .stock import TRAINED_LENGTH
 from .text import Texts
 
@@ -27,17 +26,13 @@ LOOKED_AT = 8
 """Rows of text that attention is averaged over."""
 
 
-def before_training(stock: Path, scheme: str | None, texts: Texts) -> float:
-    """Perplexity on the watched text with the encoding changed and nothing trained; None: of the stock model, as far
-    as that reads."""
-    length = TRAINED_LENGTH if scheme is None else LONGER
-    changed = {} if scheme is None else {"position_scheme": scheme}
-    model = AutoModelForCausalLM.from_pretrained(stock, **changed)
-    tokenizer = AutoTokenizer.from_pretrained(stock)
+def watched(stock: Path, texts: Texts) -> float:
+    """Perplexity of the stock model on the watched text, as far as it reads."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(stock), AutoTokenizer.from_pretrained(stock)
     found = hf_posenc.evaluate(
-        {"it": model}, texts.watched, lengths=[length], tokenizer=tokenizer, device="cpu", progress=False
+        {"it": model}, texts.watched, lengths=[TRAINED_LENGTH], tokenizer=tokenizer, device="cpu", progress=False
     )
-    return perplexity_at(found, "it", length) or float("nan")
+    return perplexity_at(found, "it", TRAINED_LENGTH) or float("nan")
 
 
 def measured(models: dict[str, Path], texts: Texts) -> Evaluation:

@@ -117,8 +117,7 @@ def _length_row(evaluation: Evaluation, model: str) -> str:
 
 
 def _recovery_row(scheme: str, looks: list[Look], original: float) -> str:
-    shown = (looks[0], looks[1], looks[-1])
-    cells = "".join(f"<td>{look.perplexity:.2f}</td>" for look in shown)
+    cells = "".join(f"<td>{look.perplexity:.2f}</td>" for look in (looks[0], looks[-1]))
     return f"<tr><th>{escape(scheme)}</th>{cells}<td>{looks[-1].perplexity / original - 1:+.1%}</td></tr>"
 
 

@@ -12,11 +12,11 @@ from ..patches.handing import bases_of, table_that_gives_way
 def centre_tables(model: nn.Module, length: int) -> None:
     """Of a model at the start of a handover, move the mean of a table's first rows to embeddings that stay.
 
-    The model predicts what it did. (Where words are tied to a head, all logits of a token move by the same.)
+    The model computes what it did. Where no embedding can take it (GPT-2), it goes with the table.
     """
     for base in bases_of(model):
         table = table_that_gives_way(base)
-        if table is not None:
+        if table is not None and base.architecture.constant is not None:
             (stays,) = base.get_submodule(base.architecture.constant).parameters()
             mean = table[:length].mean(0)
             table.sub_(mean)

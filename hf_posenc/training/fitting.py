@@ -23,7 +23,6 @@ from ..engine.scores import written_out
 from ..patches.attach import share_out
 from ..patches.handing import bases_of, schedule_in
 from ..scheme import Content, Positions
-from .centring import centre_tables
 from .parameters import is_of_scheme
 
 STEPS, ROWS, RATE, PROJECTION_RATE = 100, 2, 0.05, 5e-3
@@ -74,9 +73,8 @@ def fit(
     """Fit the new schemes of a model at the start of its handover to the old encoding, on token ids, (B, N).
 
     Trains the parameters of the schemes, all layers at once and each by itself, on `rows` of the text at each step;
-    with `projections`, those of queries and keys as well, which schemes without parameters need, and what a table that
-    gives way adds at all positions alike moves into the embeddings that stay. The model still predicts what it did:
-    what was fitted shows as the handover goes on, or at once with `Handover.finish()`.
+    with `projections`, those of queries and keys as well, which schemes without parameters need. The model still
+    computes what it did: what was fitted shows as the handover goes on, or at once with `Handover.finish()`.
     """
     schedule = schedule_in(model)
     if schedule is None or schedule.step:
@@ -85,8 +83,6 @@ def fit(
     model.eval()
     try:
         results = []
-        if projections:
-            centre_tables(model, ids.shape[-1])
         for base in bases_of(model):
             text = _Text(base, ids, rows)
             before = text.measured()
@@ -96,7 +92,8 @@ def fit(
             results.append(Fit(before, text.measured()))
     finally:
         model.train(was_training)
-    return results[0]
+    count = len(results)
+    return Fit(sum(found.before for found in results) / count, sum(found.after for found in results) / count)
 
 
 class _Text:

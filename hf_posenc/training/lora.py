@@ -16,14 +16,14 @@ from .parameters import is_of_scheme
 NAME = "default"
 
 
-def add_lora(model: Any, rank: int) -> None:
-    """Adapters on every linear layer but the head; only they and the positions are trained."""
+def add_lora(model: Any, rank: int, apart_from: list[str]) -> None:
+    """Adapters on every linear layer but those named; only they and the positions are trained."""
     try:
         from peft import LoraConfig
         from peft.tuners.lora import LoraModel
     except ImportError as error:
         raise ValueError("--train lora needs PEFT: pip install peft") from error
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=apart_from or None)
     LoraModel(model, {NAME: config}, NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_of_adapter(name) or is_of_scheme(name))

@@ -65,4 +65,9 @@ def objective_of(config: Any, task: str | None = None) -> Objective:
         for endings, objective in _ENDINGS.items():
             if name.endswith(endings):
                 return objective
+        if not name.endswith("Model") or name.endswith("HeadsModel"):
+            raise ValueError(
+                f"{name} has a head that there is no task for, and it would be left out: name a --task of "
+                f"{[found.value for found in Objective]} to train the rest"
+            )
     return Objective.STATES

@@ -1,4 +1,4 @@
-"""What is trained, and how fast: the parameters of position schemes, and those the checkpoint brought."""
+"""What is trained: the parameters of position schemes, and those that the checkpoint brought."""
 
 from __future__ import annotations
 
@@ -25,28 +25,6 @@ def train_positions_only(model: nn.Module) -> int:
     return trained
 
 
-def parameter_groups(
-    model: nn.Module, learning_rate: float, position_learning_rate: float | None = None, weight_decay: float = 0.0
-) -> list[dict[str, Any]]:
-    """Groups for an optimizer: those of schemes with a rate of their own and no decay, which would fade them."""
-    own: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            (own if is_of_scheme(name) else rest).append(parameter)
-    rate = learning_rate if position_learning_rate is None else position_learning_rate
-    groups = [
-        {"params": rest, "lr": learning_rate, "weight_decay": weight_decay},
-        {"params": own, "lr": rate, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def set_apart(optimizer: Any, own: set[int], learning_rate: float) -> None:
-    """Move the parameters with these ids into a group of their own, with a rate of its own and no decay."""
-    apart = []
-    for group in optimizer.param_groups:
-        apart += [parameter for parameter in group["params"] if id(parameter) in own]
-        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in own]
-    if apart:
-        optimizer.add_param_group({"params": apart, "lr": learning_rate, "weight_decay": 0.0})
+def heads_of(model: Any) -> list[str]:
+    """Names of what a model has around its base."""
+    return [name for name, _ in model.named_children() if name != model.base_model_prefix]

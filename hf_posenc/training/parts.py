@@ -16,11 +16,9 @@ from transformers import AutoTokenizer
 from ..checkpoints.configs import read_config
 from ..checkpoints.shards import read_shards
 from ..config import VariantConfig
-from ..grammar import parse, schedule_of
 from ..limits import shown
 from ..patches.attach import plan, with_scheme
 from ..patches.live import ARCHITECTURES
-from ..schedule import with_handover
 from .classes import Classes
 from .corpus import Corpus
 from .objective import Objective
@@ -74,20 +72,15 @@ def _loaded(auto_class: Any, source: str, **changes: Any) -> Any:
         raise ValueError(f"{source} cannot be loaded; only safetensors are read: {error}") from error
 
 
-def student_of(
-    request: Request, objective: Objective, handover_steps: int | None, classes: Classes | None = None
-) -> Any:
-    """The model to be trained; at the start of a handover where there is one, or something to be fitted."""
-    changes = classes.fields if classes is not None else {}
-    if request.scheme is not None:
-        scheme = request.scheme
-        if handover_steps is not None and schedule_of(parse(scheme)) is None:
-            scheme = with_handover(scheme, handover_steps)
-        changes["position_scheme"] = scheme
-    return load(objective.auto_class, request, **changes)
+def dtype_of(config: Any) -> torch.dtype:
+    """Of a checkpoint's weights, as its config has it."""
+    found = config.dtype
+    return found if isinstance(found, torch.dtype) else getattr(torch, found or "float32")
 
 
 def teacher_of(request: Request, objective: Objective, packing: bool, classes: Classes | None = None) -> Teacher | None:
+    if request.teacher is not None and not request.recipe.teacher:
+        raise ValueError("--teacher-model names a teacher, and --no-teacher or --recipe naive has none: take one away")
     if not request.recipe.teacher or (request.scheme is None and request.teacher is None):
         return None  # of a variant, the original is not known
     changes = classes.fields if classes is not None else {}

@@ -18,11 +18,11 @@ class Recipe:
     """What is done, in the order of the fields."""
 
     centre: bool = True
-    """Keep what the old table added at all positions alike."""
+    """Keep what the old table added at all positions alike, where there is a place for it."""
     fit: float | None = None
-    """The share of the training that is spent on fitting each layer's attention to that of the old encoding. None: a
-    tenth where that is a rotation, which acts in attention alone; nothing of a table, whose rows run through the whole
-    model."""
+    """As a share of the training's tokens, how many each layer's attention is fitted to that of the old encoding on,
+    before. None: a tenth where that is a rotation, which acts in attention alone; nothing of a table, whose rows run
+    through the whole model."""
     handover: float = 0.0
     """The share of the training steps over which the old encoding gives way; 0: at once."""
     teacher: bool = True
@@ -40,6 +40,11 @@ class Recipe:
             given = name != "fit" or share is not None
             if given and not (isinstance(share, (int, float)) and 0 <= share <= 1):
                 raise ValueError(f"--{name}-share is a share of the training from 0 to 1, got {share!r}")
+        if not (self.states_until >= 0 and self.position_rate > 0):
+            raise ValueError(
+                f"states_until must not be negative, and position_rate above 0; got {self.states_until} and "
+                f"{self.position_rate}"
+            )
 
 
 RECOMMENDED = Recipe()

@@ -11,15 +11,16 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from .parameters import is_of_scheme, set_apart
+from .parameters import is_of_scheme
+from .rates import learns_faster, set_apart
 from .rows import IGNORED
 from .saving import NotFinite, WholeCheckpoints, checkpoints_in
 from .stages import Staged
 from .teacher import Lesson, Teacher, Weights, layers_of, recorded
 
 LABELS = "labels"
-DIVERGENCE, TOKENS = "divergence", "tokens"
-PARTS = (DIVERGENCE, "distance", LABELS)
+DIVERGENCE, POOLED, TOKENS = "divergence", "pooled", "tokens"
+PARTS = (DIVERGENCE, POOLED, "distance", LABELS)
 """What a loss beside a teacher is made of."""
 
 
@@ -69,8 +70,7 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None and self.position_learning_rate is not None:
             super().create_optimizer(model)
-            named = (self.model if model is None else model).named_parameters()
-            own = {id(parameter) for name, parameter in named if is_of_scheme(name)}
+            own = learns_faster(self.model if model is None else model)
             set_apart(self.optimizer, own, self.position_learning_rate)
         return super().create_optimizer(model)
 
@@ -155,7 +155,9 @@ class RecoveryTrainer(WholeCheckpoints, Trainer):
         parts = lesson.parts(self.weights, getattr(outputs, "logits", None), states, mask, inside)
         by_row = lesson.logits_BNV is not None and lesson.logits_BNV.ndim == 2  # of a classifier
         for name in parts:
-            parts[name] = parts[name] * (1.0 if by_row and name == DIVERGENCE else self._share(TOKENS, inputs))
+            parts[name] = parts[name] * (
+                1.0 if (by_row and name == DIVERGENCE) or name == POOLED else self._share(TOKENS, inputs)
+            )
         if self.weights.labels and LABELS in inputs:
             parts[LABELS] = self.weights.labels * outputs.loss * self._share(LABELS, inputs)
         if not parts:

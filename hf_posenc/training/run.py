@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,29 @@ from transformers.utils import logging
 
 from ..handover import Handover
 from ..patches.handing import schedule_in
-from .centring import centre_tables
-from .classes import Classes, accuracy, classes_of
+from .classes import accuracy, classes_of
 from .corpus import Corpus
-from .fitting import fit
 from .lora import add_lora
 from .objective import Objective, objective_of
-from .parameters import train_positions_only
+from .parameters import heads_of, train_positions_only
 from .parts import (
     config_of,
     corpus_for,
     documents_of,
+    dtype_of,
     load,
-    student_of,
     teacher_of,
     tokenizer_of,
     told_apart,
 )
-from .recipe import share_to_fit
 from .recovering import RecoveryTrainer
 from .reports import refuse_reports
 from .request import RECOVERY, SELF, Note, Request
 from .saving import UNFINISHED, last_whole_checkpoint, told_when_full
 from .stages import Stage, Staged, read_stages
-from .teacher import Teacher, Weights, architecture_of
-from .texts import IDS, read
+from .student import student_of
+from .teacher import Teacher, Weights
+from .texts import read
 
 logger = logging.get_logger(__name__)
 SETTINGS_THAT_MATTER = (
@@ -64,8 +63,6 @@ SETTINGS_THAT_MATTER = (
 )
 """TrainingArguments that a run cannot go on with when they have changed. And with as many rows a step: on more devices
 it can, with fewer rows on each."""
-FIT_ROWS, FIT_LENGTH, MOST_FIT_STEPS = 2, 128, 2000
-"""Small batches of short rows fit best for what they cost. Beyond so many steps, little is gained."""
 
 
 @dataclasses.dataclass
@@ -75,9 +72,10 @@ class Run:
     trainer: RecoveryTrainer
     note: Note
     directory: Path
-    objective: Objective
     use_cache: bool
     """What the config says of it, which is off while a Trainer has the model."""
+    dtype: torch.dtype
+    """Of the checkpoint's files, and of what is made of them."""
     has_original: bool
     """Whether the teacher is the model as it was, and can read the rows to evaluate on."""
 
@@ -128,17 +126,18 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
     teacher = teacher_of(request, objective, packing, classes)
     if classes is not None and teacher is not None and teacher.head_is_new and not request.recipe.weights.labels:
         teacher = None  # it knows nothing of the classes, and its states are not those that tell them apart
-    _refuse_what_cannot_be_learnt(objective, teacher, request)
+    _refuse_what_cannot_be_learnt(objective, teacher, request, arguments, max(stage.length for stage in stages))
 
     corpus = corpus_for(tokenizer, request, objective, packing, classes)
     rows = _training_rows(request, arguments, directory, objective, stages, corpus, teacher)
     note.add_rows(told_apart(rows))
     steps = _number_of_steps(rows, arguments)
     fresh = last_whole_checkpoint(directory) is None
-    model = _student(request, objective, rows, rows_a_step(arguments), steps, stages, fresh, classes)
+    row_count, device = rows_a_step(arguments), arguments.device
+    model = student_of(request, objective, rows, row_count, steps, stages, fresh, classes, device)
     if objective is Objective.CLASSIFICATION:
         _know_the_padding([model, *([teacher.model] if teacher else [])], tokenizer)
-    _choose_parameters(model, request)
+    _choose_parameters(model, request, objective)
     use_cache = getattr(model.config, "use_cache", False)
     evaluated = None
     if request.eval_data is not None:
@@ -155,7 +154,7 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
         teacher=teacher,
         weights=_weights(request, teacher),
         states_until=recipe.states_until,
-        position_learning_rate=request.position_learning_rate or recipe.position_rate * arguments.learning_rate,
+        position_learning_rate=request.position_learning_rate or _position_rate(request) * arguments.learning_rate,
         predicts_tokens=objective.predicts_tokens,
         callbacks=[Handover(model)] if schedule_in(model) else None,
     )
@@ -165,7 +164,12 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
         and not (request.teacher or teacher.head_is_new or objective is Objective.STATES)
         and stages[-1].length <= teacher.longest
     )
-    return Run(trainer, note, directory, objective, use_cache, has_original)
+    return Run(trainer, note, directory, use_cache, dtype_of(config), has_original)
+
+
+def _position_rate(request: Request) -> float:
+    """What a variant brings along has been learnt already."""
+    return request.recipe.position_rate if request.scheme is not None else 1.0
 
 
 def _weights(request: Request, teacher: Teacher | None) -> Weights:
@@ -183,7 +187,9 @@ def _know_the_padding(models: list[Any], tokenizer: Any) -> None:
             model.config.pad_token_id = tokenizer.pad_token_id
 
 
-def _refuse_what_cannot_be_learnt(objective: Objective, teacher: Teacher | None, request: Request) -> None:
+def _refuse_what_cannot_be_learnt(
+    objective: Objective, teacher: Teacher | None, request: Request, arguments: TrainingArguments, longest: int
+) -> None:
     if objective is Objective.STATES and teacher is None:
         raise ValueError(
             f"{request.model} has no head, so that there is nothing to learn but a teacher's states: leave the teacher "
@@ -191,6 +197,16 @@ def _refuse_what_cannot_be_learnt(objective: Objective, teacher: Teacher | None,
         )
     if request.data == SELF and objective is not Objective.CAUSAL:
         raise ValueError("only a causal model can write its own text: pass --data with text for this one")
+    if teacher is None:
+        return
+    if longest > teacher.longest and (request.data == SELF or objective is Objective.STATES):
+        raise ValueError(
+            f"rows of {longest} tokens are longer than the {teacher.longest} that the original can read, and there is "
+            "nothing else to learn from: lower --train-length"
+            + (", or pass --data with text" if request.data == SELF else "")
+        )
+    if arguments.label_smoothing_factor:
+        raise ValueError("--label-smoothing-factor smooths labels, and a teacher has none: pass --no-teacher, or 0")
 
 
 def _training_rows(
@@ -224,63 +240,15 @@ def _number_of_steps(rows: Any, arguments: TrainingArguments) -> int:
     return math.ceil(math.ceil(len(rows) / rows_a_step(arguments)) * arguments.num_train_epochs)
 
 
-def _student(
-    request: Request,
-    objective: Objective,
-    rows: Any,
-    rows_at_once: int,
-    steps: int,
-    stages: list[Stage],
-    fresh: bool,
-    classes: Classes | None,
-) -> Any:
-    """Fitted, unless there is a checkpoint to go on from, which has been."""
-    recipe = request.recipe
-    handover_steps = math.ceil(recipe.handover * steps) if recipe.handover else None
-    begins = request.scheme is not None and fresh and (recipe.centre or recipe.fit != 0)
-    model = student_of(request, objective, handover_steps or (1 if begins else None), classes)
-    if begins and recipe.centre and request.trained == "all":
-        centre_tables(model, min(stages[0].length, model.config.max_position_embeddings))
-    fits = begins and objective is not Objective.CLASSIFICATION
-    share = share_to_fit(recipe, architecture_of(model)) if fits else 0.0
-    if share:
-        length = min(stages[0].length, FIT_LENGTH, model.config.max_position_embeddings)
-        tokens = share * steps * rows_at_once * stages[0].length
-        number = min(math.ceil(tokens / (FIT_ROWS * length)), MOST_FIT_STEPS)
-        ids = _some_rows(rows, number * FIT_ROWS, length)
-        found = fit(model, ids, projections=request.trained == "all", steps=number, rows=FIT_ROWS, progress=True)
-        logger.info(f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from that of the old encoding")
-        _same_everywhere(model)
-    if schedule_in(model) and not handover_steps:
-        Handover(model).finish()
-    return model
-
-
-def _some_rows(rows: Any, count: int, length: int) -> torch.Tensor:
-    """Token ids, (rows, length), of rows that are long enough; from the beginning again where there are too few."""
-    found: list[list[int]] = []
-    for row in rows:
-        if len(row[IDS]) >= length:
-            found.append(row[IDS][:length])
-        if len(found) == count:
-            break
-    if not found:
-        raise ValueError(f"no row of the text has {length} tokens to fit attention on: pass --fit-share 0")
-    return torch.tensor(found)
-
-
-def _same_everywhere(model: Any) -> None:
-    """What the first process has fitted, for all: they may differ in the last bit."""
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        for parameter in model.parameters():
-            torch.distributed.broadcast(parameter.data, 0)
-
-
-def _choose_parameters(model: Any, request: Request) -> None:
+def _choose_parameters(model: Any, request: Request, objective: Objective) -> None:
+    """The head of a classifier is trained in any case: it may be new."""
     if request.trained == "positions":
         train_positions_only(model)
     elif request.trained == "lora":
-        add_lora(model, request.lora_rank)
+        add_lora(model, request.lora_rank, [] if objective.predicts_tokens else heads_of(model))
+    if objective is Objective.CLASSIFICATION:
+        for head in heads_of(model):
+            model.get_submodule(head).requires_grad_(True)
 
 
 def finish(run: Run) -> None:
@@ -293,6 +261,8 @@ def finish(run: Run) -> None:
     if schedule is not None:
         logger.warning(f"the handover is not over: it has come to step {schedule.step} of {schedule.steps}")
     trainer.model.config.use_cache = run.use_cache
+    if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):  # in pieces, it stays as it was trained
+        trainer.model.to(run.dtype)
     staging = directory / UNFINISHED
     try:
         trainer.save_model(str(staging))
@@ -310,12 +280,22 @@ def finish(run: Run) -> None:
 
 def _write_recovery(run: Run) -> None:
     trainer = run.trainer
-    found: dict[str, Any] = _figures(trainer.evaluate())
-    original = _figures(trainer.evaluate_teacher()) if run.has_original else {}
+    with _same_draws(trainer.args):
+        found: dict[str, Any] = _figures(trainer.evaluate())
+    with _same_draws(trainer.args):
+        original = _figures(trainer.evaluate_teacher()) if run.has_original else {}
     if original:
         found["original"] = original
     if trainer.args.should_save:
         (run.directory / RECOVERY).write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _same_draws(arguments: TrainingArguments) -> Iterator[None]:
+    """The same tokens are hidden from masked models, each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(arguments.seed + arguments.process_index)
+        yield
 
 
 def _figures(metrics: dict[str, float]) -> dict[str, float]:

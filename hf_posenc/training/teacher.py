@@ -85,14 +85,17 @@ class Lesson:
     ) -> dict[str, torch.Tensor]:
         """Of a student's loss, weighed: what its predictions and the states behind its layers are off.
 
-        `inside`: how much the states still count that are not what the model gives. Those behind the last layer are
-        all there is to learn, and count in full, where there are no predictions.
+        `inside`: how much the states still count that are not what the model gives. Where there are no predictions,
+        those behind the last layer are what it gives: they count in full, and so does their mean over a row, which is
+        what most take for an embedding of it.
         """
         found = {}
         if weights.predictions and self.logits_BNV is not None and logits is not None:
             by_token = self.logits_BNV.ndim == 3  # a classifier has one prediction a row
             found["divergence"] = weights.predictions * self.divergence(logits, mask_BN if by_token else None)
         shares = [inside] * (len(states) - 1) + [inside if found else 1.0]
+        if weights.states and not found:
+            found["pooled"] = weights.states * self.pooled(states[-1], mask_BN)
         if weights.states and any(shares):
             found["distance"] = weights.states * self.distance(states, mask_BN, shares)
         return found
@@ -102,6 +105,14 @@ class Lesson:
         assert self.logits_BNV is not None
         known, found = (logits.float().log_softmax(-1) for logits in (self.logits_BNV, logits_BNV))
         return _mean((known.exp() * (known - found)).sum(-1), mask_BN)
+
+    def pooled(self, states_BNE: torch.Tensor, mask_BN: torch.Tensor | None = None) -> torch.Tensor:
+        """How far the mean over a row's tokens turns away from the teacher's: 1 - cosine."""
+        found_BE, known_BE = (
+            (states.float() if mask_BN is None else states.float() * mask_BN[..., None]).sum(1)
+            for states in (states_BNE, self.states[-1])
+        )
+        return (1 - nn.functional.cosine_similarity(found_BE, known_BE)).mean()
 
     def distance(
         self, states: list[torch.Tensor], mask_BN: torch.Tensor | None = None, shares: list[float] | None = None
@@ -146,32 +157,6 @@ def recorded(layers: list[nn.Module]) -> Iterator[list[torch.Tensor]]:
     hooks += [layer.register_forward_hook(after) for layer in layers]
     try:
         yield states
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextlib.contextmanager
-def fed(layers: list[nn.Module], states: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Inside, every layer gets the state that is given for it, not what the layer before it made. Fills the list with
-    what each makes of it: so that every layer can be taught at once, with no mistakes of others in its way."""
-    made: list[torch.Tensor] = []
-    hooks = []
-
-    def feed(state: torch.Tensor) -> Any:
-        def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            return ((state, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": state})
-
-        return before
-
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        made.append(output[0] if isinstance(output, tuple) else output)
-
-    for layer, state in zip(layers, states, strict=False):
-        hooks.append(layer.register_forward_pre_hook(feed(state), with_kwargs=True))
-        hooks.append(layer.register_forward_hook(after))
-    try:
-        yield made
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,0 +1,99 @@
+"""The model to be trained: loaded, brought under its scheme, and warmed up by what the old encoding can still tell."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from ..grammar import parse, schedule_of
+from ..handover import Handover
+from ..schedule import with_handover
+from .centring import centre_tables
+from .classes import Classes
+from .fitting import fit
+from .objective import Objective
+from .parts import load
+from .recipe import share_to_fit
+from .request import Request
+from .stages import Stage
+from .teacher import architecture_of
+from .texts import IDS
+
+logger = logging.get_logger(__name__)
+FIT_ROWS, FIT_LENGTH, MOST_FIT_STEPS = 2, 128, 2000
+"""Small batches of short rows fit best for what they cost. Beyond so many steps, little is gained."""
+
+
+def student_of(
+    request: Request,
+    objective: Objective,
+    rows: Any,
+    rows_a_step: int,
+    steps: int,
+    stages: list[Stage],
+    fresh: bool,
+    classes: Classes | None,
+    device: torch.device,
+) -> Any:
+    """Warmed up, unless there is a checkpoint to go on from, which has been, or nothing of the old encoding is left."""
+    recipe = request.recipe
+    own = schedule_of(parse(request.scheme)) if request.scheme is not None else None
+    handover_steps = math.ceil(recipe.handover * steps) if recipe.handover else None
+    begins = request.scheme is not None and fresh and (own is None or own.step == 0)
+    warms = begins and (recipe.centre or recipe.fit != 0)
+    model = _loaded(request, objective, handover_steps or (1 if warms else None), classes)
+    if warms:
+        model.to(device)
+        if recipe.centre and request.trained == "all":
+            centre_tables(model, min(stages[0].length, model.config.max_position_embeddings))
+        share = share_to_fit(recipe, architecture_of(model)) if objective is not Objective.CLASSIFICATION else 0.0
+        if share:
+            _fit(model, request, rows, math.ceil(share * steps * rows_a_step * stages[0].length), stages[0].length)
+        if handover_steps is None and own is None:
+            Handover(model).finish()
+    return model
+
+
+def _loaded(request: Request, objective: Objective, handover_steps: int | None, classes: Classes | None) -> Any:
+    """In float32, whatever the files are in: what an optimizer adds at a time is lost in less."""
+    changes = classes.fields if classes is not None else {}
+    if request.scheme is not None:
+        scheme = request.scheme
+        if handover_steps is not None and schedule_of(parse(scheme)) is None:
+            scheme = with_handover(scheme, handover_steps)
+        changes["position_scheme"] = scheme
+    return load(objective.auto_class, request, dtype=torch.float32, **changes)
+
+
+def _fit(model: Any, request: Request, rows: Any, tokens: int, length: int) -> None:
+    """On so many tokens, or as many as are worth it."""
+    length = min(length, FIT_LENGTH, model.config.max_position_embeddings)
+    number = min(math.ceil(tokens / (FIT_ROWS * length)), MOST_FIT_STEPS)
+    ids = _some_rows(rows, number * FIT_ROWS, length)
+    if ids is None:
+        logger.warning(f"no row of the text has {length} tokens: attention is not fitted before the training")
+        return
+    found = fit(model, ids, projections=request.trained == "all", steps=number, rows=FIT_ROWS, progress=True)
+    logger.info(f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from that of the old encoding")
+    _same_everywhere(model)
+
+
+def _some_rows(rows: Any, count: int, length: int) -> torch.Tensor | None:
+    """Token ids, (rows, length), of the first rows that are long enough, each taken for one document."""
+    found: list[list[int]] = []
+    for row in rows:
+        if len(row[IDS]) >= length:
+            found.append(row[IDS][:length])
+        if len(found) == count:
+            break
+    return torch.tensor(found) if found else None
+
+
+def _same_everywhere(model: Any) -> None:
+    """What the first process has fitted, for all: they may differ in the last bit."""
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        for parameter in model.parameters():
+            torch.distributed.broadcast(parameter.data, 0)
