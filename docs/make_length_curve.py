@@ -1,8 +1,8 @@
 """Draw the README's figure, and write the numbers that choosing.md quotes (`make figures`; a minute).
 
 A small GPT-2 with learned positions is trained from scratch; copies of it are changed to other schemes and brought
-back by the recommended recipe: attention fitted to the old encoding's, then the model as it was for a teacher. None of
-them sees more than 64 tokens at a time. Then all read text that none of them has seen, in longer and longer windows.
+back by the recommended recipe: the model as it was for a teacher, and a faster rate for what is new. None of them sees
+more than 64 tokens at a time. Then all read text that none of them has seen, in longer and longer windows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from transformers.utils import logging
 
 import hf_posenc
 from hf_posenc.plots.drawing import COLOURS
+from hf_posenc.training.rates import parameter_groups
+from hf_posenc.training.recipe import RECOMMENDED
 from hf_posenc.training.teacher import Teacher, Weights, recorded
 
 HERE = Path(__file__).parent / "figures"
-STEPS, RECOVERY_STEPS, FIT_ROWS, HELD_OUT = 600, 200, 64, 0.2
+STEPS, RECOVERY_STEPS, HELD_OUT = 600, 200, 0.2
 STOCK = "stock"
 SCHEMES: dict[str, Any] = {
     "alibi": "alibi",
@@ -38,18 +40,17 @@ def converted(stock: Any, scheme: Any, text: torch.Tensor) -> Any:
     """A copy under another scheme, after a third of the steps that the stock model had."""
     torch.manual_seed(1)
     model, teacher, weights = copy.deepcopy(stock), Teacher(copy.deepcopy(stock)), Weights()
-    handover = hf_posenc.Handover(model, scheme, steps=1)
-    hf_posenc.fit(model, batch(text, FIT_ROWS), projections=True)
-    handover.finish()
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=RECOVERY_STEPS)
-    for _ in range(RECOVERY_STEPS):
+    hf_posenc.retrofit(model, scheme).train()
+    groups = parameter_groups(model, RATE, RECOMMENDED.position_rate * RATE)
+    optimizer = torch.optim.AdamW(groups)
+    rates = [group["lr"] for group in groups]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=RECOVERY_STEPS)
+    for step in range(RECOVERY_STEPS):
         inputs = {"input_ids": batch(text, ROWS)}
         lesson = teacher.look_at(inputs)
         with recorded(list(model.transformer.h)) as states:
             logits = model(**inputs).logits
-        sum(lesson.parts(weights, logits, states[1:], None).values()).backward()
+        sum(lesson.parts(weights, logits, states[1:], None, 1 - step / RECOVERY_STEPS).values()).backward()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
