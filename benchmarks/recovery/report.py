@@ -17,6 +17,10 @@ from .trial import METHODS, RECOMMENDED_NAME, Outcome
 
 RECOMMENDED, NAIVE = RECOMMENDED_NAME, "naive"
 LEVELS = (0.05, 0.01)
+AIMS = {"stories260k": 0.02, "gpt-nano-sort": 0.02, "MiniLM": 0.03}
+"""Shortfalls that the recommended recipe is meant to end at, at most."""
+LEAST_SHARE = 0.1
+"""Of the tokens of plain fine-tuning, that it is meant to need at most, in the median."""
 MEASURES = {
     "stories260k": "perplexity on text of the model's own, above the original's (and once more with more text)",
     "gpt-nano-sort": "share of all 729 inputs that are not sorted exactly, of those that the original sorts",
@@ -112,6 +116,7 @@ def write(outcomes: list[Outcome], page: Path, plot: Path) -> None:
         for level in LEVELS:
             lines += _table(results, subject, f"Thousand tokens until within {level:.0%}", _until(level))
     lines += _saved(results)
+    lines += _aims(results)
     lines += ["", f"![shortfall over tokens]({plot.relative_to(page.parent)})"]
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     draw(results, plot)
@@ -168,7 +173,25 @@ def _saved(results: Results) -> list[str]:
             shares.append(share)
             lines.append(f"| {subject.name} | {_named(scheme)} | {share:.3f} |")
     if shares:
-        lines += ["", f"Median over {len(shares)}: {_median(shares):.3f}."]
+        met = "met" if _median(shares) <= LEAST_SHARE else "not met"
+        lines += ["", f"Median over {len(shares)}: {_median(shares):.3f} (aim: at most {LEAST_SHARE}, {met})."]
+    return lines
+
+
+def _aims(results: Results) -> list[str]:
+    lines = ["", "## Aims", "", "Where the recommended recipe is meant to end, after as many tokens as it likes.", ""]
+    lines += ["| checkpoint | aim: shortfall at most | reached | not reached |", "| --- | --- | --- | --- |"]
+    for subject in results.subjects():
+        aim = AIMS[subject.name.split(",")[0]]
+        ends = {
+            _named(scheme): _median(map(_end, found))
+            for scheme in results.schemes(subject)
+            if (found := results.of(subject, scheme, RECOMMENDED))
+        }
+        reached, not_reached = (
+            ", ".join(f"{name} {end:.3f}" for name, end in ends.items() if (end <= aim) == met) for met in (True, False)
+        )
+        lines.append(f"| {subject.name} ({subject.tokens:,} tokens) | {aim} | {reached} | {not_reached} |")
     return lines
 
 
