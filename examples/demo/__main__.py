@@ -60,8 +60,8 @@ def _say(number: int, what: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument("--directory", type=Path, default=Path("demo"), help="where models and the page are written")
-    parser.add_argument("--steps", type=int, default=800, help="of training the stock model")
-    parser.add_argument("--recovery-steps", type=int, default=180, help="of training after each change of encoding")
+    parser.add_argument("--steps", type=int, default=700, help="of training the stock model")
+    parser.add_argument("--recovery-steps", type=int, default=150, help="of training after each change of encoding")
     parser.add_argument("--size", type=int, default=2_000_000, help="bytes of text to train on")
     parser.add_argument("--test-size", type=int, default=65_536, help="bytes of text to measure on")
     arguments = parser.parse_args()
