@@ -1,8 +1,8 @@
 """Run the trials that are missing, two at a time, and write the page.
 
 Every learning rate with one seed on the schemes that all methods are compared on, then the best rate with three seeds;
-plain fine-tuning and the recommended recipe on every scheme. What says most comes first: cut short, it has a page to
-show, and goes on where it was.
+plain fine-tuning and the recommended recipe (with all tokens, and with fewer) on every scheme. What says most comes
+first: cut short, it has a page to show, and goes on where it was.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     outcomes = read()
     if not options.page_only:
         subjects = list(_present(options.subject or list(SUBJECTS)))
-        first = [method for method in (report.NAIVE, report.RECOMMENDED) if method in (options.method or METHODS)]
+        first = [method for method in report.ON_EVERY_SCHEME if method in (options.method or METHODS)]
         rest = [method for method in options.method or METHODS if method not in first]
         phases = [(sweep, first, 1), (repeated, first, 1), (sweep, rest, 1)]
         if not options.sweep_only:
@@ -79,7 +79,7 @@ def sweep(subject: Subject, methods: list[str], outcomes: list[Outcome], seeds: 
 def repeated(subject: Subject, methods: list[str], outcomes: list[Outcome], seeds: int) -> Iterator[Trial]:
     """The best rate, with so many seeds."""
     for method in _tried(subject, methods):
-        all_schemes = method in (report.NAIVE, report.RECOMMENDED)
+        all_schemes = method in report.ON_EVERY_SCHEME
         for scheme in subject.schemes if all_schemes else subject.compared:
             rate = report.best_rate(subject, outcomes, scheme, method)
             for seed in SEEDS[: min(seeds, subject.seeds)]:

@@ -166,7 +166,8 @@ def minilm() -> Any:
     return AutoModel.from_pretrained(minilm_directory())
 
 
-def _sentences(file: str) -> Batch:
+def _sentences(file: str, openings_only: bool = True) -> Batch:
+    """Rows without padding, from the opening of each paragraph or from all of it."""
     tokenizer = AutoTokenizer.from_pretrained(minilm_directory())
     lines = directory_of("data", "wikitext-2", file).read_text(encoding="utf-8").splitlines()
     texts = [line.strip() for line in lines if len(line) > 200]
@@ -175,7 +176,7 @@ def _sentences(file: str) -> Batch:
         truncation=True,
         max_length=SENTENCE_LENGTH,
         padding="max_length",
-        return_overflowing_tokens=False,
+        return_overflowing_tokens=not openings_only,
         return_tensors="pt",
     )
     full = found["attention_mask"].all(-1)
@@ -250,6 +251,22 @@ SUBJECTS = {
             rows=lambda: _sentences("valid.txt"),
             measure=sentence_measure,
             has_head=False,
+        ),
+        Subject(
+            name="MiniLM, longer",
+            schemes=("rope", "alibi", "t5", "deberta"),
+            compared=("rope", "alibi", "t5", "deberta"),
+            rates=(2e-4,),
+            tokens=200_000,
+            rows_at_once=8,
+            fit_rows=4,
+            evaluations=10,
+            load=minilm,
+            rows=lambda: _sentences("valid.txt", openings_only=False),
+            measure=sentence_measure,
+            has_head=False,
+            methods=("recommended",),
+            seeds=1,
         ),
     )
 }

@@ -29,8 +29,12 @@ METHODS = {
     "handover + teacher": dataclasses.replace(NAIVE, handover=0.5, teacher=True, states_until=math.inf),
     "fit + teacher": dataclasses.replace(NAIVE, centre=True, fit=FIT_SHARE, teacher=True, states_until=math.inf),
     RECOMMENDED_NAME: RECOMMENDED,
+    f"{RECOMMENDED_NAME}, 1/4 of the tokens": RECOMMENDED,
+    f"{RECOMMENDED_NAME}, 1/10 of the tokens": RECOMMENDED,
 }
 """By the name that the tables have. Without a teacher, the text is all there is to learn from."""
+SHORTER = {f"{RECOMMENDED_NAME}, 1/4 of the tokens": 0.25, f"{RECOMMENDED_NAME}, 1/10 of the tokens": 0.1}
+"""Runs of their own, whose rate falls with their own tokens: the shares of these that they see."""
 WARMUP = 0.05
 
 
@@ -58,14 +62,15 @@ def run(trial: Trial, subject: Subject) -> Outcome:
     length = rows["input_ids"].shape[-1]
     model = subject.load()
     share = share_to_fit(recipe, architecture_of(model))
-    steps = round((1 - share) * subject.tokens / (subject.rows_at_once * length))
+    tokens = SHORTER.get(trial.method, 1.0) * subject.tokens
+    steps = round((1 - share) * tokens / (subject.rows_at_once * length))
     handover = hf_posenc.Handover(model, trial.scheme, steps=max(round(recipe.handover * steps), 1))
     curve: list[tuple[int, float]] = []
     seen = 0
     if recipe.centre:
         centre_tables(model, length)
     if share:
-        number = round(share * subject.tokens / (subject.fit_rows * length))
+        number = round(share * tokens / (subject.fit_rows * length))
         order = torch.randperm(len(rows["input_ids"]))[: number * subject.fit_rows]
         hf_posenc.fit(model, rows["input_ids"][order], projections=True, steps=number, rows=subject.fit_rows)
         seen = number * subject.fit_rows * length
