@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import torch
 from hub_fixtures import hub, other, owner, server, third  # noqa: F401
+from train_fixtures import stock, text  # noqa: F401
 
 torch.set_num_threads(1)  # pytest-xdist runs one process a core
 

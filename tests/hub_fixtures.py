@@ -11,7 +11,7 @@ from hub_server import Hub
 OWNER = "hf_owner"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[Hub]:
     with Hub() as hub:
         yield hub
@@ -27,7 +27,7 @@ def hub(server: Hub) -> Hub:
     return server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def owner(server: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     client = Client(server.url, tmp_path_factory.mktemp("owner"), OWNER)
     client.hurry()
@@ -35,7 +35,7 @@ def owner(server: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli
     client.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def other(server: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """Another process, with no token and a cache of its own."""
     client = Client(server.url, tmp_path_factory.mktemp("other"), None)

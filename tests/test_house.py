@@ -104,7 +104,7 @@ FLOORS = [
         "engine.bands",
         "engine",
     ],
-    ["limits"],
+    ["files", "limits"],
 ]
 
 

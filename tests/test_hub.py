@@ -1,39 +1,16 @@
-"""Pushed to a Hub and pulled by another process, a variant is the same; what goes wrong is said and harmless."""
+"""Pushed to a Hub and pulled by another process, a variant is the same."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-import tiny
-import torch
-from hub_client import Client, Failed, seen
+from hub_client import Client, Failed
 from hub_fixtures import OWNER
-from hub_server import File, Hub, Refused, Repo
-
-READER = "hf_reader"
-WHOLE = {".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors"}
-VARIANT = WHOLE | {"modeling_hf_posenc.py"}
-
-
-def saved(directory: Path, scheme: Any = "t5", seed: int = 0, shard: str = "5GB", architecture: str = "gpt2") -> Any:
-    """Save a variant (the stock model with no scheme), and return what is seen of it."""
-    model = tiny.model(architecture, scheme, torch.float32, seed)
-    model.save_pretrained(directory, max_shard_size=shard)
-    return seen(model)
-
-
-def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    """Class, weights and logits, to the bit."""
-    return all(one[name] == two[name] for name in ("class", "weights", "logits"))
-
-
-def uploads(hub: Hub) -> int:
-    return sum(request.startswith("PUT /lfs/") for request in hub.requests)
+from hub_server import File, Hub, Repo
+from hub_variants import VARIANT, same, saved, uploads
 
 
 def test_what_is_pushed_is_what_another_process_pulls(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:
@@ -114,68 +91,6 @@ def test_pushed_again_unchanged_nothing_is_sent(hub: Hub, owner: Client, tmp_pat
     assert owner.push(tmp_path, "me/variant")["commit"] != first["commit"]
 
 
-def test_the_card(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:
-    saved(tmp_path, ["learned", {"type": "t5", "num_buckets": 16, "shared": False}])
-    (tmp_path / "recovery.json").write_text('{"eval_perplexity": 23.456, "before": {"eval_loss": 9.5}}')
-    (tmp_path / "length_curve.json").write_text('[{"length": 2048, "perplexity": 31.5}]')
-    owner.push(tmp_path, "me/variant", base_model="openai-community/gpt2")
-    card = other.card("me/variant")
-    assert card["metadata"] == {
-        "base_model": "openai-community/gpt2",
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["hf_posenc", "positional-encoding", "gpt2", "learned", "t5"],
-    }
-    for words in ("`num_buckets` = `16`", "kept (`transformer.wpe.weight`)", "| 2,048 | 31.5 |", "| 23.456 |"):
-        assert words in card["text"], words
-    assert "before: loss on held-out text | 9.5" in card["text"]
-    assert "`transformer.h.*.attn.position_scheme.1.weight`" in card["text"]
-    assert 'AutoModelForCausalLM.from_pretrained("me/variant")' in card["text"]
-    assert str(tmp_path) not in json.dumps(card)
-    (tmp_path / "length_curve.json").write_text('[{"length": "long"}]')
-    with pytest.raises(Failed, match="length_curve.json must be a list") as failed:
-        owner.push(tmp_path, "me/variant")
-    assert failed.value.is_value_error
-
-
-@pytest.mark.parametrize(("architecture", "task"), [("bert", "fill-mask"), ("llama", "text-generation")])
-def test_cards_of_the_other_architectures(
-    architecture: str, task: str, hub: Hub, owner: Client, tmp_path: Path
-) -> None:
-    saved(tmp_path, "alibi", architecture=architecture)
-    owner.push(tmp_path, "me/variant")
-    card = owner.card("me/variant")
-    assert card["metadata"]["pipeline_tag"] == task
-    assert "base_model" not in card["metadata"]
-    assert "Nothing was measured" in card["text"]
-    assert ("position table is gone" if architecture == "bert" else "rotation of queries and keys is gone") in card[
-        "text"
-    ]
-
-
-def test_a_card_that_somebody_wrote_stays(hub: Hub, owner: Client, tmp_path: Path) -> None:
-    """One that was only generated is written anew, and what was added to its metadata is kept."""
-    saved(tmp_path, "alibi")
-    readme = tmp_path / "README.md"
-    assert owner.push(tmp_path, "me/variant")["card"] == "generated"
-    readme.write_text(readme.read_text().replace("---\n", "---\nlicense: mit\n", 1))
-    saved(tmp_path, "t5")
-    assert owner.push(tmp_path, "me/variant")["card"] == "generated"
-    card = owner.card("me/variant")
-    assert card["metadata"]["license"] == "mit"
-    assert "`t5`" in card["text"]
-    assert "alibi" not in card["text"]
-    written = readme.read_text().replace("# variant", "# My own words")
-    readme.write_text(written)
-    assert owner.push(tmp_path, "me/variant")["card"] == "yours"
-    assert (readme.read_text(), hub.files("me/variant")["README.md"].decode()) == (written, written)
-    readme.unlink()
-    assert owner.push(tmp_path, "me/variant")["card"] == "theirs"
-    owner.push_model(tmp_path, "me/variant", seed=3, tags=["more"])
-    assert "# My own words" in owner.card("me/variant")["text"]
-    assert "more" in owner.card("me/variant")["metadata"]["tags"]
-
-
 def test_model_push_to_hub(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:
     saved(tmp_path, None)
     owner.push_model(tmp_path, "me/stock")
@@ -230,131 +145,6 @@ def test_private_repos(hub: Hub, owner: Client, other: Client, tmp_path: Path) -
         owner.push(tmp_path, "me/open", private=True)
     assert failed.value.is_value_error
     assert hub.files("me/open") == before
-
-
-def test_a_stock_model_is_not_overwritten_by_a_slip(hub: Hub, owner: Client, tmp_path: Path) -> None:
-    saved(tmp_path / "stock", None)
-    owner.push_model(tmp_path / "stock", "me/stock")
-    saved(tmp_path / "variant")
-    before = hub.files("me/stock")
-    with pytest.raises(Failed, match="'gpt2' model that is no variant.*--force"):
-        owner.push(tmp_path / "variant", "me/stock")
-    assert hub.files("me/stock") == before
-    owner.push(tmp_path / "variant", "me/stock", force=True)
-    assert owner.pull("me/stock")["class"] == "PosEncGPT2LMHeadModel"
-
-
-@pytest.mark.parametrize(
-    ("repo", "token", "match"),
-    [
-        ("me/variant", "hf_wrong", "token is not valid.*hf auth login"),
-        ("me/variant", False, "hf auth login"),
-        ("me/theirs", READER, "may not write to me/theirs.*--create-pr"),
-        ("someone-else/new", OWNER, "may not write to someone-else/new"),
-        ("a/b/c", OWNER, "no name for a repo"),
-    ],
-)
-def test_who_may_not_push_is_told_what_to_do(
-    repo: str, token: Any, match: str, hub: Hub, owner: Client, tmp_path: Path
-) -> None:
-    saved(tmp_path)
-    owner.push(tmp_path, "me/theirs")
-    before = hub.files("me/theirs")
-    saved(tmp_path, seed=5)
-    with pytest.raises(Failed, match=f"(?s){match}") as failed:
-        owner.push(tmp_path, repo, token=token)
-    assert failed.value.is_value_error
-    assert (set(hub.repos), hub.files("me/theirs")) == ({"me/theirs"}, before)
-
-
-def test_what_cannot_be_pushed_never_reaches_the_hub(hub: Hub, owner: Client, tmp_path: Path) -> None:
-    def refused(directory: Path, match: str, **options: Any) -> None:
-        with pytest.raises(Failed, match=match) as failed:
-            owner.push(directory, "me/variant", **options)
-        assert failed.value.is_value_error
-        assert not [request for request in hub.requests if "me/variant" in request or "create" in request]
-
-    refused(tmp_path / "nowhere", "no config.json")
-    saved(tmp_path / "stock", None)
-    refused(tmp_path / "stock", "'gpt2' model without a position scheme.*convert")
-    saved(tmp_path / "cut", shard="20KB")
-    shard = sorted((tmp_path / "cut").glob("*.safetensors"))[1]
-    shard.write_bytes(shard.read_bytes()[:-8])
-    refused(tmp_path / "cut", "model-00002.*its header tells of")
-    saved(tmp_path / "run")
-    (tmp_path / "run" / "run.json").write_text('{"finished": false}')
-    refused(tmp_path / "run", "not finished")
-    saved(tmp_path / "whole")
-    refused(tmp_path / "whole", "base_model is a Hub id", base_model=str(tmp_path))
-
-
-def test_an_upload_that_fails_changes_nothing_and_goes_on(
-    hub: Hub, owner: Client, other: Client, tmp_path: Path
-) -> None:
-    variant = saved(tmp_path / "old")
-    owner.push(tmp_path / "old", "me/variant")
-    before, sent = hub.files("me/variant"), uploads(hub)
-    newer = saved(tmp_path / "new", seed=5, shard="20KB")
-    taken = threading.Semaphore(2)
-    shards = len(list((tmp_path / "new").glob("*.safetensors")))
-    assert shards > 3
-
-    def gone(method: str, path: str) -> Exception | None:
-        return ConnectionError() if method == "PUT" and not taken.acquire(blocking=False) else None
-
-    for failure, match in ((gone, "Push again"), (lambda *_: Refused(400, "not today"), "did not take|not today")):
-        hub.fail = failure
-        with pytest.raises(Failed, match=match) as failed:
-            owner.push(tmp_path / "new", "me/variant")
-        assert failed.value.is_value_error
-    hub.fail = lambda method, path: None
-    assert hub.files("me/variant") == before
-    assert same(other.pull("me/variant"), variant)
-    kept = len(hub.large) - 1
-    assert kept == 2
-    hub.requests.clear()
-    owner.push(tmp_path / "new", "me/variant")
-    assert uploads(hub) == shards - kept
-    assert same(other.pull("me/variant"), newer)
-    assert sent == 1
-
-
-def test_a_push_that_is_killed_leaves_the_old_variant(
-    hub: Hub, owner: Client, other: Client, third: Client, tmp_path: Path
-) -> None:
-    variant = saved(tmp_path / "old")
-    owner.push(tmp_path / "old", "me/variant")
-    newer = saved(tmp_path / "new", seed=5, shard="20KB")
-    under_way, let_go = threading.Event(), threading.Event()
-
-    def hang(method: str, path: str) -> Exception | None:
-        if method == "PUT":
-            under_way.set()
-            let_go.wait(60)
-        return None
-
-    hub.fail = hang
-    third.ask("push", tmp_path / "new", "me/variant")
-    assert under_way.wait(60)
-    third.close()
-    let_go.set()
-    hub.fail = lambda method, path: None
-    assert same(other.pull("me/variant"), variant)
-    owner.push(tmp_path / "new", "me/variant")
-    assert same(other.pull("me/variant"), newer)
-
-
-def test_two_pushes_at_once_do_not_mix(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:
-    saved(tmp_path / "one")
-    owner.push(tmp_path / "one", "me/variant")
-    variant = saved(tmp_path / "two", seed=5, shard="20KB")
-    hub.before_commit = lambda repo: repo.add("main", {}, "meanwhile") and None
-    with pytest.raises(Failed, match="changed by someone else meanwhile") as failed:
-        owner.push(tmp_path / "two", "me/variant")
-    assert failed.value.is_value_error
-    hub.before_commit = lambda repo: None
-    owner.push(tmp_path / "two", "me/variant")
-    assert same(other.pull("me/variant"), variant)
 
 
 def test_a_checkpoint_of_the_hub_is_converted(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:

@@ -144,9 +144,10 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="something else"):
             Note.of(tmp_path, REQUEST, SETTINGS, restart)
     (tmp_path / NOTE).write_text(json.dumps({"finished": True}))
+    for name in ("tokenizer.json", "generation_config.json", "training_args.json", "mine.txt"):
+        (tmp_path / name).write_text("of the run before")
     Note.of(tmp_path, REQUEST, SETTINGS, restart=True).clear()
-    assert not (tmp_path / "checkpoint-3").exists()
-    assert not (tmp_path / "config.json").exists(), "a variant of the run before, or shards of one"
+    assert {path.name for path in tmp_path.iterdir()} == {NOTE, "mine.txt"}
     Note.of(tmp_path, REQUEST, SETTINGS, restart=False)  # cut short now, it still is the directory of a run
     (tmp_path / NOTE).write_text("{")
     with pytest.raises(ValueError, match=r"cannot be read.*--restart"):

@@ -2,84 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
 import word_level
 from safetensors.torch import load_file
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    TrainingArguments,
-)
-from typer.testing import CliRunner
+from train_fixtures import LENGTH, files_in, losses_in, request, settings, weights
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from hf_posenc.cli import app
-from hf_posenc.training.recipe import NAIVE, RECOMMENDED, Recipe
+from hf_posenc.files import RECOVERY
+from hf_posenc.training.recipe import NAIVE, Recipe
 from hf_posenc.training.recovering import RecoveryTrainer
-from hf_posenc.training.request import NOTE, Request
-from hf_posenc.training.run import RECOVERY, train
+from hf_posenc.training.run import train
 from hf_posenc.training.saving import NotFinite
-from hf_posenc.training.teacher import Teacher, Weights
-
-LENGTH = 16
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(word_level.text(3000))
-    return path
-
-
-@pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("stock")
-    return {name: word_level.saved(name, directory / name) for name in ("bert", "gpt2", "llama")}
-
-
-def settings(directory: Path, **changes: Any) -> TrainingArguments:
-    common = {
-        "max_steps": 6,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 3e-3,
-        "logging_steps": 1,
-        "save_steps": 2,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "report_to": "none",
-    }
-    return TrainingArguments(output_dir=str(directory), **{**common, **changes})
-
-
-def request(model: Path, data: Any, **changes: Any) -> Request:
-    return Request(model=str(model), data=str(data), **{"scheme": "t5", "train_length": str(LENGTH), **changes})
-
-
-def losses_in(directory: Path) -> list[float]:
-    state = json.loads((directory / "checkpoint-6" / "trainer_state.json").read_text())
-    found = [entry for entry in state["log_history"] if "loss" in entry]
-    return [entry.get("divergence", entry["loss"]) for entry in found]  # states fade, and the loss with them
-
-
-def files_in(directory: Path) -> set[str]:
-    return {path.name for path in directory.rglob("*") if path.is_file()}
-
-
-def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["hf_posenc.cli.train"], "find_spec", lambda name: None)
-    done = CliRunner().invoke(app, ["train", "--model", "gpt2"])
-    assert done.exit_code == 2
-    assert "accelerate and datasets, not installed here: pip install hf_posenc[train]" in done.output
+from hf_posenc.training.teacher import Weights
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
@@ -117,19 +56,6 @@ def test_a_masked_model_is_trained(packing: bool | None, stock: dict[str, Path],
     assert type(AutoModelForMaskedLM.from_pretrained(out)).__name__ == "PosEncBertForMaskedLM"
 
 
-def test_an_encoder_without_a_head_learns_the_states_of_its_teacher(
-    stock: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
-    headless = tmp_path / "headless"
-    AutoModel.from_pretrained(stock["bert"]).save_pretrained(headless)
-    word_level.tokenizer(encoder=True).save_pretrained(headless)
-    out = train(request(headless, text, eval_data=str(text)), settings(tmp_path / "out"))
-    assert losses_in(out)[-1] < losses_in(out)[0]
-    assert set(json.loads((out / RECOVERY).read_text())) == {"eval_loss"}
-    with pytest.raises(ValueError, match="has no head"):
-        train(request(headless, text, recipe=NAIVE), settings(tmp_path / "other"))
-
-
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 def test_classes_are_those_of_the_data(architecture: str, stock: dict[str, Path], tmp_path: Path) -> None:
     """With the recipe that there is without words: no head of the original's can teach them, the labels do."""
@@ -152,24 +78,12 @@ def test_classes_are_those_of_the_data(architecture: str, stock: dict[str, Path]
         train(request(stock[architecture], data, **asked, label_column="x"), settings(tmp_path / "other"))
 
 
-def test_text_needs_a_tokenizer(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    AutoModelForCausalLM.from_pretrained(stock["gpt2"]).save_pretrained(bare)
-    with pytest.raises(ValueError, match="has no tokenizer to read text with"):
-        train(request(bare, text), settings(tmp_path / "out"))
-    train(request(bare, "self", self_rows=8), settings(tmp_path / "out", max_steps=1))
-
-
 def test_a_causal_model_needs_no_text(stock: dict[str, Path], tmp_path: Path) -> None:
     wanted = request(stock["llama"], "self", self_rows=24)
     out = train(wanted, settings(tmp_path / "out"))
     assert load_file(out / "own_text.safetensors")["input_ids"].shape == (24, LENGTH)
     with pytest.raises(ValueError, match="only a causal model"):
         train(request(stock["bert"], "self"), settings(tmp_path / "other"))
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return load_file(directory / "model.safetensors")
 
 
 def test_only_positions_or_those_and_adapters(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
@@ -193,69 +107,6 @@ def test_only_positions_or_those_and_adapters(stock: dict[str, Path], text: Path
     )
     assert not [*info["missing_keys"], *info["unexpected_keys"]], "a checkpoint loads as any other"
     assert all(torch.equal(weight, at_the_end[name]) for name, weight in checkpoint.state_dict().items())
-
-
-def test_a_handover_runs_over_its_share_of_the_steps(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    recipe = Recipe(fit=0.0, handover=0.5)
-    out = train(request(stock["llama"], text, scheme="alibi", recipe=recipe), settings(tmp_path / "out"))
-    on_the_way = json.loads((out / "checkpoint-2" / "config.json").read_text())["position_scheme"]
-    assert on_the_way["handover"] == {"from": "stock", "steps": 3, "shape": "linear", "step": 2}
-    for done in ("checkpoint-4", "."):
-        scheme = json.loads((out / done / "config.json").read_text())["position_scheme"]
-        assert scheme in ("alibi", {"type": "alibi"})
-
-
-@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
-def test_the_recommended_recipe_is_what_there_is_without_words(
-    stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
-) -> None:
-    """A rotation's attention is fitted, BERT's table leaves its mean, then there is a teacher; plain fine-tuning has
-    none of it."""
-    seen: list[Any] = []
-    built = RecoveryTrainer.__init__
-
-    def spy(self: Any, *args: Any, **kwargs: Any) -> None:
-        seen.append((kwargs, {name: w.clone() for name, w in kwargs["model"].state_dict().items()}))
-        built(self, *args, **kwargs)
-
-    monkeypatch.setattr(RecoveryTrainer, "__init__", spy)
-    train(request(stock[architecture], text), settings(tmp_path / "a", max_steps=2))
-    train(request(stock[architecture], text, recipe=NAIVE), settings(tmp_path / "b", max_steps=2))
-    (given, begun), (plainly, plain) = seen
-    assert isinstance(given["teacher"], Teacher)
-    assert given["states_until"] == RECOMMENDED.states_until
-    rates = [kwargs["position_learning_rate"] / kwargs["args"].learning_rate for kwargs in (given, plainly)]
-    assert rates == [RECOMMENDED.position_rate, 1.0]
-    assert plainly["teacher"] is None
-    changed = {name for name in begun if not torch.equal(begun[name], plain[name])}
-    if architecture == "llama":
-        assert any("position_scheme" in name for name in changed)
-        assert any("q_proj" in name for name in changed)
-    elif architecture == "gpt2":
-        assert not changed
-    else:
-        assert changed == {"bert.embeddings.token_type_embeddings.weight"}
-
-
-def test_states_fade_evenly_and_then_count_no_more(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    """At a rate of nothing, what is left of them in the loss is their share."""
-    recipe = dataclasses.replace(RECOMMENDED, states_until=0.5)
-    asked = settings(
-        tmp_path / "out", logging_steps=1, max_steps=8, learning_rate=0.0, save_steps=8, per_device_train_batch_size=64
-    )
-    out = train(request(stock["gpt2"], text, recipe=recipe), asked)
-    history = json.loads((out / "checkpoint-8" / "trainer_state.json").read_text())["log_history"]
-    found = [entry.get("distance", 0.0) for entry in history if "divergence" in entry]
-    assert found[4:] == [0.0] * 4
-    assert [value / found[0] for value in found[:4]] == pytest.approx([1, 0.75, 0.5, 0.25], rel=0.1)
-
-
-def test_a_handover_that_the_scheme_names_is_kept(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    scheme = {"type": "alibi", "handover": {"from": "stock", "steps": 4}}
-    out = train(request(stock["gpt2"], text, scheme=scheme), settings(tmp_path / "out"))
-    on_the_way = json.loads((out / "checkpoint-2" / "config.json").read_text())["position_scheme"]
-    assert on_the_way["handover"]["step"] == 2
-    assert json.loads((out / "config.json").read_text())["position_scheme"] == {"type": "alibi"}
 
 
 @pytest.mark.parametrize("trained", ["positions", "lora"])
@@ -296,44 +147,6 @@ def test_half_precision_is_trained_in_float32_and_saved_as_it_was(
     norms = [name for name in after if name.endswith("layernorm.weight")]
     assert norms
     assert all(not torch.equal(on_the_way[name], before[name].float()) for name in norms)
-
-
-def test_a_head_without_a_task_is_not_left_out(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    AutoModelForQuestionAnswering.from_pretrained(stock["bert"]).save_pretrained(tmp_path / "answers")
-    with pytest.raises(ValueError, match="a head that there is no task for"):
-        train(request(tmp_path / "answers", text), settings(tmp_path / "out"))
-
-
-def test_rows_that_there_is_nothing_to_learn_from(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    longer = str(4 * tiny.TRAINED_LENGTH)
-    with pytest.raises(ValueError, match="longer than the"):
-        train(request(stock["gpt2"], "self", train_length=longer), settings(tmp_path / "a"))
-    with pytest.raises(ValueError, match="longer than the"):
-        train(request(stock["bert"], text, task="states", train_length=longer), settings(tmp_path / "b"))
-    with pytest.raises(ValueError, match="smooths labels"):
-        train(request(stock["gpt2"], text), settings(tmp_path / "c", label_smoothing_factor=0.1))
-    with pytest.raises(ValueError, match="take one away"):
-        train(request(stock["gpt2"], text, teacher=str(stock["gpt2"]), recipe=NAIVE), settings(tmp_path / "d"))
-
-
-def test_stages_change_the_length_on_the_way(
-    stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths = []
-    stock_loss = RecoveryTrainer.compute_loss
-
-    def spy(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        lengths.append(inputs["input_ids"].shape[-1])
-        return stock_loss(self, model, inputs, *args, **kwargs)
-
-    monkeypatch.setattr(RecoveryTrainer, "compute_loss", spy)
-    # The last stage is longer than the teacher can follow: there the text is learnt from.
-    stages = f"8:2,16:2,{tiny.TRAINED_LENGTH + 8}:2"
-    train(request(stock["gpt2"], text, train_length=stages), settings(tmp_path / "out"))
-    assert lengths == [8, 8, 16, 16, 56, 56]
-    lengths.clear()
-    train(request(stock["gpt2"], text, train_length="8:1,16:1"), settings(tmp_path / "again", max_steps=-1))
-    assert lengths == [8, 16], "the steps of the stages are all there are"
 
 
 @pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}])
@@ -381,8 +194,19 @@ def test_a_variant_is_trained_on(stock: dict[str, Path], text: Path, tmp_path: P
         train(request(first, text), settings(tmp_path / "third"))
     with pytest.raises(ValueError, match="name the position scheme"):
         train(request(stock["gpt2"], text, scheme=None), settings(tmp_path / "third"))
-    with pytest.raises(ValueError, match="where the model comes from"):
+
+
+def test_a_model_in_the_output_directory_is_kept(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is in --output-dir"):
         train(request(stock["gpt2"], text), settings(stock["gpt2"]))
+    out = train(request(stock["gpt2"], text), settings(tmp_path / "out"))
+    for wanted in (
+        request(out / "checkpoint-4", text, scheme=None),
+        request(stock["gpt2"], text, teacher=str(out / "checkpoint-4")),
+    ):
+        with pytest.raises(ValueError, match="is in --output-dir"):
+            train(wanted, settings(out), restart=True)
+        assert (out / "checkpoint-4" / "model.safetensors").is_file()
 
 
 def test_a_loss_that_is_no_number_ends_the_run(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
@@ -390,71 +214,3 @@ def test_a_loss_that_is_no_number_ends_the_run(stock: dict[str, Path], text: Pat
     with pytest.raises(NotFinite, match="went astray.*there is no checkpoint yet"):
         train(wanted, settings(tmp_path / "out", learning_rate=1e30, max_grad_norm=0.0))
     assert not list((tmp_path / "out").glob("checkpoint-*"))
-
-
-def test_the_command_line(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text(
-        f"model: {stock['gpt2']}\ndata: {text}\nscheme: {{type: t5, num_buckets: 8}}\ntrain-length: {LENGTH}\n"
-        "max_steps: 6\nper-device-train-batch-size: 2\nuse_cpu: true\nsave_steps: 3\n"
-    )
-    run = CliRunner()
-    out = str(tmp_path / "out")
-    line = ["train", "--config", str(config), "--output-dir", out, "--max-steps", "3", "--state-weight", "2"]
-    done = run.invoke(app, line)
-    assert done.exit_code == 0, done.output
-    note = json.loads((tmp_path / "out" / NOTE).read_text())
-    assert note["finished"]
-    assert note["settings"]["max_steps"] == 3, "the command line has the last word"
-    assert note["settings"]["rows_a_step"] == 2
-    assert note["request"]["scheme"] == {"type": "t5", "num_buckets": 8}
-    assert note["request"]["recipe"]["weights"]["states"] == 2
-    again = run.invoke(app, line)
-    assert again.exit_code == 2
-    assert "holds a finished run" in again.output
-    assert run.invoke(app, [*line, "--restart"]).exit_code == 0
-    as_json = run.invoke(app, [*line, "--restart", "--json", "--eval-data", str(text)])
-    told = json.loads(as_json.stdout)
-    assert (told["directory"], told["steps"], told["position_scheme"]["num_buckets"]) == (out, 3, 8)
-    assert told["recovery"]["eval_perplexity"] > 1
-    for wrong, told in (
-        (["train", "--model", "m"], "--data is missing"),
-        ([*line, "--restart", "--train", "some"], "one of all, positions, lora"),
-        ([*line, "--restart", "--handover-share", "7"], "from 0 to 1"),
-        ([*line, "--restart", "--state-weight", "-1"], "the weight of states"),
-        ([*line, "--restart", "--max-step", "1"], "Did you mean --max-steps?"),
-        ([*line, "--restart", "--report-to", "clearml"], "pip install clearml"),
-        ([*line, "--recipe", "x"], "no recipe 'x'"),
-        ([*line, "--restart", "--scheme", "{"], "--scheme must be"),
-        ([*line, "--restart", "--no-such-option", "1"], "no-such-option"),
-    ):
-        refused = run.invoke(app, wrong)
-        assert refused.exit_code == 2, refused.output
-        assert told in refused.output
-    assert json.loads((tmp_path / "out" / NOTE).read_text())["finished"], "what is refused throws nothing away"
-
-
-def test_a_file_of_options_is_read_as_the_command_line_is(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    """YAML takes 1e-1 for words, and a list is several values of one option."""
-    config = tmp_path / "run.yaml"
-    lines = {"model": stock["gpt2"], "data": text, "scheme": "alibi", "train_length": LENGTH, "max_steps": 2}
-    lines |= {"fit-share": "1e-1", "learning_rate": "1e-3", "use_cpu": "true", "report_to": "[none]", "seed": "null"}
-
-    def asked(**changes: Any) -> Any:
-        config.write_text("".join(f"{name}: {value}\n" for name, value in {**lines, **changes}.items()))
-        return CliRunner().invoke(app, ["train", "--config", str(config), "--output-dir", str(tmp_path / "out")])
-
-    for changes, told in (
-        ({"teacher": "maybe"}, "'teacher' in --config.*must be true or false"),
-        ({"lora_rank": 1.5}, "must be a whole number"),
-        ({"fit-share": "much"}, "must be a number"),
-        ({"data": "[a, b]"}, "must be one value"),
-        ({"restart": "true"}, "for the command line only"),
-    ):
-        refused = asked(**changes)
-        assert refused.exit_code == 2, refused.output
-        assert re.search(told, refused.output), refused.output
-    assert not (tmp_path / "out").exists()
-    done = asked()
-    assert done.exit_code == 0, done.output
-    assert json.loads((tmp_path / "out" / NOTE).read_text())["request"]["recipe"]["fit"] == 0.1

@@ -10,6 +10,7 @@ from typing import Any
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from ..config import VariantConfig
+from ..files import COMPANIONS
 from ..limits import shown
 from ..names import VARIANT_PREFIX
 from ..patches.architecture import Architecture
@@ -18,20 +19,6 @@ from .configs import read_config, read_fields
 from .expected import layers_in
 from .shards import Shard, read_shards
 
-COMPANIONS = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "chat_template*",
-    "additional_chat_templates/*",
-    "preprocessor_config.json",
-    "sentence_bert_config.json",
-)
-"""Files that go along as they are: what belongs to the tokenizer and to generation."""
 WEIGHTS = ("config.json", "*.safetensors", SAFE_WEIGHTS_INDEX_NAME)
 
 

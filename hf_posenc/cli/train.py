@@ -126,7 +126,8 @@ def train(
 
 def _result(directory: Path, pushed: Any) -> dict[str, Any]:
     """What came out, for programs."""
-    from ..training.request import NOTE, RECOVERY
+    from ..files import RECOVERY
+    from ..training.request import NOTE
 
     note = json.loads((directory / NOTE).read_text(encoding="utf-8"))
     recovery = directory / RECOVERY

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
+from ..files import LENGTH_CURVE
 from .estimates import Estimate, mean, perplexity
 from .results import LengthResult, OrderResult, PasskeyResult, Result, SimilarityResult
 from .tables import Notes, length_table, order_table, passkey_table, similarity_table
 
-CURVE = "length_curve.json"
-"""Beside a model: its perplexity by length, for its model card."""
 COLUMNS = ("measure", "model", "length", "part", "value", "low", "high", "count", "stopped")
 
 
@@ -85,8 +84,8 @@ class Evaluation:
         if model is None and len(self.models) != 1:
             raise ValueError(f"the curve of which model? Name one of {list(self.models)}")
         if not Path(directory).is_dir():
-            raise ValueError(f"{directory} is no directory to write {CURVE} into")
-        path = place_for(Path(directory) / CURVE)
+            raise ValueError(f"{directory} is no directory to write {LENGTH_CURVE} into")
+        path = place_for(Path(directory) / LENGTH_CURVE)
         path.write_text(json.dumps(self.curve(model or self.models[0]), indent=1), encoding="utf-8")
         return path
 

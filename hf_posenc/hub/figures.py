@@ -8,7 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-RECOVERY, LENGTH_CURVE = "recovery.json", "length_curve.json"
+from ..files import LENGTH_CURVE, RECOVERY
+
 SAID = {"eval_loss": "loss on held-out text", "eval_perplexity": "perplexity on held-out text"}
 
 

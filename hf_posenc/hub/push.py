@@ -11,8 +11,8 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from ..checkpoints.configs import read_config, read_fields, read_json
 from ..checkpoints.shards import Shard, read_shards
-from ..checkpoints.sources import COMPANIONS
 from ..config import SHIM, VariantConfig, write_shim
+from ..files import COMPANIONS
 from ..names import VARIANT_PREFIX
 from .card import card_of
 from .readme import README, Readme

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..files import COMPANIONS, LENGTH_CURVE, RECOVERY
 from .recipe import RECOMMENDED, Recipe
 from .saving import UNFINISHED, checkpoints_in
 
@@ -17,9 +18,10 @@ TRAINED = get_args(Trained)
 SELF = "self"
 NOTE = "run.json"
 """In the output directory: what was asked for, what the rows were, and whether it was finished."""
-OWN_TEXT, RECOVERY, LENGTH_CURVE = "own_text.safetensors", "recovery.json", "length_curve.json"
-"""Beside it: the text that a model wrote itself, and what was measured on the variant."""
-LEFT = ("config.json", "model*.safetensors", "model.safetensors.index.json", OWN_TEXT, RECOVERY, LENGTH_CURVE)
+OWN_TEXT = "own_text.safetensors"
+"""Beside it: the text that a model wrote itself."""
+WEIGHTS = ("config.json", "model*.safetensors", "model.safetensors.index.json")
+LEFT = (*WEIGHTS, *COMPANIONS, "training_args.json", OWN_TEXT, RECOVERY, LENGTH_CURVE)
 """What a run leaves in its directory that a later one must not find."""
 
 
@@ -118,7 +120,7 @@ class Note:
         """Throw away what the run has made. A note stays, so that the directory is still known for one of a run."""
         directory = self.path.parent
         self.write()
-        for path in [found for pattern in LEFT for found in directory.glob(pattern)]:
+        for path in {found for pattern in LEFT for found in directory.glob(pattern) if found.is_file()}:
             path.unlink()
         for checkpoint in checkpoints_in(directory):
             shutil.rmtree(checkpoint)

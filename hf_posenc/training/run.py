@@ -15,6 +15,7 @@ import torch
 from transformers import TrainingArguments, set_seed
 from transformers.utils import logging
 
+from ..files import RECOVERY
 from ..handover import Handover
 from ..patches.handing import schedule_in
 from .classes import accuracy, classes_of
@@ -34,7 +35,7 @@ from .parts import (
 )
 from .recovering import RecoveryTrainer
 from .reports import refuse_reports
-from .request import RECOVERY, SELF, Note, Request
+from .request import SELF, Note, Request
 from .saving import UNFINISHED, last_whole_checkpoint, told_when_full
 from .stages import Stage, Staged, read_stages
 from .student import student_of
@@ -87,8 +88,9 @@ def train(request: Request, arguments: TrainingArguments, restart: bool = False)
     """
     set_seed(arguments.seed)
     directory = Path(arguments.output_dir)
-    if directory.resolve() == Path(request.model).resolve():
-        raise ValueError(f"--output-dir is where the model comes from, {directory}: take another, so that it is kept")
+    for source in (request.model, request.teacher):
+        if source is not None and _is_in(directory, Path(source)):
+            raise ValueError(f"{source} is in --output-dir, {directory}: take another, so that it is kept")
     refuse_reports(arguments)
     stages = read_stages(request.train_length, arguments.max_steps)
     if stages[0].steps is not None:
@@ -108,6 +110,12 @@ def train(request: Request, arguments: TrainingArguments, restart: bool = False)
         note.values |= {"steps": done.global_step, "train_loss": done.training_loss}
         finish(run)
     return directory
+
+
+def _is_in(directory: Path, source: Path) -> bool:
+    """Also a checkpoint of an earlier run. A Hub id is no path, whatever the working directory is."""
+    inside, source = directory.resolve(), source.resolve()
+    return source == inside or (source.exists() and source.is_relative_to(inside))
 
 
 def rows_a_step(arguments: TrainingArguments) -> int:

@@ -1,0 +1,22 @@
+"""Files beside a model's weights, in a module that imports nothing."""
+
+COMPANIONS = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template*",
+    "additional_chat_templates/*",
+    "preprocessor_config.json",
+    "sentence_bert_config.json",
+)
+"""What belongs to the tokenizer and to generation, and goes where the model goes."""
+
+RECOVERY = "recovery.json"
+"""What was measured at the end of training."""
+
+LENGTH_CURVE = "length_curve.json"
+"""Perplexity by length. Both are for the model card."""

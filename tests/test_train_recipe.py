@@ -1,0 +1,117 @@
+"""What the recipe of a run does, and when: teacher, fit, handover, states, stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import word_level
+from train_fixtures import losses_in, request, settings
+from transformers import AutoModel
+
+from hf_posenc.files import RECOVERY
+from hf_posenc.training.recipe import NAIVE, RECOMMENDED, Recipe
+from hf_posenc.training.recovering import RecoveryTrainer
+from hf_posenc.training.run import train
+from hf_posenc.training.teacher import Teacher
+
+
+def test_a_handover_runs_over_its_share_of_the_steps(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    recipe = Recipe(fit=0.0, handover=0.5)
+    out = train(request(stock["llama"], text, scheme="alibi", recipe=recipe), settings(tmp_path / "out"))
+    on_the_way = json.loads((out / "checkpoint-2" / "config.json").read_text())["position_scheme"]
+    assert on_the_way["handover"] == {"from": "stock", "steps": 3, "shape": "linear", "step": 2}
+    for done in ("checkpoint-4", "."):
+        scheme = json.loads((out / done / "config.json").read_text())["position_scheme"]
+        assert scheme in ("alibi", {"type": "alibi"})
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+def test_the_recommended_recipe_is_what_there_is_without_words(
+    stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    """A rotation's attention is fitted, BERT's table leaves its mean, then there is a teacher; plain fine-tuning has
+    none of it."""
+    seen: list[Any] = []
+    built = RecoveryTrainer.__init__
+
+    def spy(self: Any, *args: Any, **kwargs: Any) -> None:
+        seen.append((kwargs, {name: w.clone() for name, w in kwargs["model"].state_dict().items()}))
+        built(self, *args, **kwargs)
+
+    monkeypatch.setattr(RecoveryTrainer, "__init__", spy)
+    train(request(stock[architecture], text), settings(tmp_path / "a", max_steps=2))
+    train(request(stock[architecture], text, recipe=NAIVE), settings(tmp_path / "b", max_steps=2))
+    (given, begun), (plainly, plain) = seen
+    assert isinstance(given["teacher"], Teacher)
+    assert given["states_until"] == RECOMMENDED.states_until
+    rates = [kwargs["position_learning_rate"] / kwargs["args"].learning_rate for kwargs in (given, plainly)]
+    assert rates == [RECOMMENDED.position_rate, 1.0]
+    assert plainly["teacher"] is None
+    changed = {name for name in begun if not torch.equal(begun[name], plain[name])}
+    if architecture == "llama":
+        assert any("position_scheme" in name for name in changed)
+        assert any("q_proj" in name for name in changed)
+    elif architecture == "gpt2":
+        assert not changed
+    else:
+        assert changed == {"bert.embeddings.token_type_embeddings.weight"}
+
+
+def test_states_fade_evenly_and_then_count_no_more(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    """At a rate of nothing, what is left of them in the loss is their share."""
+    recipe = dataclasses.replace(RECOMMENDED, states_until=0.5)
+    asked = settings(
+        tmp_path / "out", logging_steps=1, max_steps=8, learning_rate=0.0, save_steps=8, per_device_train_batch_size=64
+    )
+    out = train(request(stock["gpt2"], text, recipe=recipe), asked)
+    history = json.loads((out / "checkpoint-8" / "trainer_state.json").read_text())["log_history"]
+    found = [entry.get("distance", 0.0) for entry in history if "divergence" in entry]
+    assert found[4:] == [0.0] * 4
+    assert [value / found[0] for value in found[:4]] == pytest.approx([1, 0.75, 0.5, 0.25], rel=0.1)
+
+
+def test_a_handover_that_the_scheme_names_is_kept(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    scheme = {"type": "alibi", "handover": {"from": "stock", "steps": 4}}
+    out = train(request(stock["gpt2"], text, scheme=scheme), settings(tmp_path / "out"))
+    on_the_way = json.loads((out / "checkpoint-2" / "config.json").read_text())["position_scheme"]
+    assert on_the_way["handover"]["step"] == 2
+    assert json.loads((out / "config.json").read_text())["position_scheme"] == {"type": "alibi"}
+
+
+def test_stages_change_the_length_on_the_way(
+    stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = []
+    stock_loss = RecoveryTrainer.compute_loss
+
+    def spy(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths.append(inputs["input_ids"].shape[-1])
+        return stock_loss(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(RecoveryTrainer, "compute_loss", spy)
+    # The last stage is longer than the teacher can follow: there the text is learnt from.
+    stages = f"8:2,16:2,{tiny.TRAINED_LENGTH + 8}:2"
+    train(request(stock["gpt2"], text, train_length=stages), settings(tmp_path / "out"))
+    assert lengths == [8, 8, 16, 16, 56, 56]
+    lengths.clear()
+    train(request(stock["gpt2"], text, train_length="8:1,16:1"), settings(tmp_path / "again", max_steps=-1))
+    assert lengths == [8, 16], "the steps of the stages are all there are"
+
+
+def test_an_encoder_without_a_head_learns_the_states_of_its_teacher(
+    stock: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    headless = tmp_path / "headless"
+    AutoModel.from_pretrained(stock["bert"]).save_pretrained(headless)
+    word_level.tokenizer(encoder=True).save_pretrained(headless)
+    out = train(request(headless, text, eval_data=str(text)), settings(tmp_path / "out"))
+    assert losses_in(out)[-1] < losses_in(out)[0]
+    assert set(json.loads((out / RECOVERY).read_text())) == {"eval_loss"}
+    with pytest.raises(ValueError, match="has no head"):
+        train(request(headless, text, recipe=NAIVE), settings(tmp_path / "other"))
