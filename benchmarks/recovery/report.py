@@ -31,7 +31,7 @@ HEAD = """# Recovery
 
 Written by `make bench-recovery`; do not edit. How much training a converted checkpoint needs until it is as good as it
 was. The shortfall is what is missing to the original, as a share: {measures}. "Longer" is the
-same with more text, for the recommended recipe alone.
+same with more tokens, for the recommended recipe alone.
 
 Every method sees the same rows in batches of the same size, and as many tokens, those that attention is fitted on among
 them. Each has the best of the same learning rates, found with one seed on {compared}; the other schemes take the rate
