@@ -90,7 +90,7 @@ def kept(name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 # stories260k: a LLaMA of 260 thousand parameters, on text that it wrote itself.
 
-STORY_LENGTH, STORY_ROWS, MORE_STORY_ROWS, STORY_EVALUATED = 256, 1200, 4800, 48
+STORY_LENGTH, STORY_ROWS, MORE_STORY_ROWS, STORY_EVALUATED = 256, 1200, 2400, 48
 
 
 def stories() -> Any:
@@ -215,7 +215,7 @@ SUBJECTS = {
             schemes=("alibi", "t5", "kerple"),
             compared=("alibi", "t5", "kerple"),
             rates=(2e-3,),
-            tokens=2_000_000,
+            tokens=1_000_000,
             rows_at_once=4,
             fit_rows=2,
             evaluations=10,
@@ -243,7 +243,7 @@ SUBJECTS = {
             schemes=("alibi", "t5", "kerple", "fire", "sandwich"),
             compared=("alibi", "t5", "kerple", "fire", "sandwich"),
             rates=(5e-3,),
-            tokens=4_000_000,
+            tokens=2_000_000,
             rows_at_once=64,
             fit_rows=32,
             evaluations=20,
