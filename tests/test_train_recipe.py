@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from train_fixtures import losses_in, request, settings
 from transformers import AutoModel
 
 from hf_posenc.files import RECOVERY
-from hf_posenc.training.recipe import NAIVE, RECOMMENDED, Recipe
+from hf_posenc.training.recipe import FIT_SHARE, NAIVE, RECOMMENDED, Recipe, share_to_fit
 from hf_posenc.training.recovering import RecoveryTrainer
 from hf_posenc.training.run import train
+from hf_posenc.training.student import some_rows
 from hf_posenc.training.teacher import Teacher
 
 
@@ -35,8 +37,8 @@ def test_a_handover_runs_over_its_share_of_the_steps(stock: dict[str, Path], tex
 def test_the_recommended_recipe_is_what_there_is_without_words(
     stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
-    """A rotation's attention is fitted, BERT's table leaves its mean, then there is a teacher; plain fine-tuning has
-    none of it."""
+    """Attention is fitted under an old rotation or a new one, BERT's table leaves its mean, then there is a teacher;
+    plain fine-tuning has none of it."""
     seen: list[Any] = []
     built = RecoveryTrainer.__init__
 
@@ -47,6 +49,10 @@ def test_the_recommended_recipe_is_what_there_is_without_words(
     monkeypatch.setattr(RecoveryTrainer, "__init__", spy)
     train(request(stock[architecture], text), settings(tmp_path / "a", max_steps=2))
     train(request(stock[architecture], text, recipe=NAIVE), settings(tmp_path / "b", max_steps=2))
+    if architecture == "bert":
+        train(request(stock[architecture], text, scheme="rope"), settings(tmp_path / "c", max_steps=2))
+        (_, turning), (_, stayed) = seen.pop(), seen[-1]
+        assert any(not torch.equal(turning[name], stayed[name]) for name in turning if "query" in name)
     (given, begun), (plainly, plain) = seen
     assert isinstance(given["teacher"], Teacher)
     assert given["states_until"] == RECOMMENDED.states_until
@@ -115,3 +121,25 @@ def test_an_encoder_without_a_head_learns_the_states_of_its_teacher(
     assert set(json.loads((out / RECOVERY).read_text())) == {"eval_loss"}
     with pytest.raises(ValueError, match="has no head"):
         train(request(headless, text, recipe=NAIVE), settings(tmp_path / "other"))
+
+
+def test_where_fitting_is_worth_it() -> None:
+    rotation, table = (types.SimpleNamespace(rotary=rotary) for rotary in (True, False))
+    for scheme in ("alibi", "t5", "none", "rope", "deberta"):
+        assert share_to_fit(RECOMMENDED, rotation, scheme) == FIT_SHARE
+    for scheme, share in (("rope", FIT_SHARE), ("shaw", FIT_SHARE), ("t5", 0.0), ("sinusoidal", 0.0), ("none", 0.0)):
+        assert share_to_fit(RECOMMENDED, table, scheme) == share
+    assert share_to_fit(RECOMMENDED, table, ["learned", "rope"]) == 0.0, "the table is there still"
+    assert share_to_fit(RECOMMENDED, table, ["t5", "rope"]) == FIT_SHARE
+    assert share_to_fit(dataclasses.replace(RECOMMENDED, fit=0.3), table, "t5") == 0.3
+
+
+def test_rows_to_fit_on() -> None:
+    """As long as is asked for, or else as the longer half of them."""
+    rows = [{"input_ids": list(range(length))} for length in (3, 9, 8, 2, 5, 4)]
+    assert some_rows(rows, 2, 8).tolist() == [list(range(8))] * 2
+    assert some_rows(rows, 1, 8).shape == (1, 8)
+    assert some_rows(rows, 8, 16).tolist() == [list(range(5))] * 3
+    assert some_rows(rows, 2, 16).shape == (2, 8), "no more of them are looked at than it takes"
+    assert some_rows([{"input_ids": [1]}], 2, 16) is None
+    assert some_rows([], 2, 16) is None

@@ -61,7 +61,7 @@ def run(trial: Trial, subject: Subject) -> Outcome:
     shortfall = subject.measure()
     length = rows["input_ids"].shape[-1]
     model = subject.load()
-    share = share_to_fit(recipe, architecture_of(model))
+    share = share_to_fit(recipe, architecture_of(model), trial.scheme)
     tokens = SHORTER.get(trial.method, 1.0) * subject.tokens
     steps = round((1 - share) * tokens / (subject.rows_at_once * length))
     handover = hf_posenc.Handover(model, trial.scheme, steps=max(round(recipe.handover * steps), 1))

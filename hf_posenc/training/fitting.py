@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from ..scheme import Content, Positions
 from .parameters import is_of_scheme
 
 STEPS, ROWS, RATE, PROJECTION_RATE = 100, 2, 0.05, 5e-3
+NARROW = 64
+"""A width up to which projections are fitted at that rate, and beyond which it falls with the root of the width."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +70,7 @@ def fit(
     steps: int = STEPS,
     rows: int = ROWS,
     rate: float = RATE,
-    projection_rate: float = PROJECTION_RATE,
+    projection_rate: float | None = None,
     progress: bool = False,
 ) -> Fit:
     """Fit the new schemes of a model at the start of its handover to the old encoding, on token ids, (B, N).
@@ -86,7 +89,8 @@ def fit(
         for base in bases_of(model):
             text = _Text(base, ids, rows)
             before = text.measured()
-            groups = _groups(base, projections, rate, projection_rate)
+            slow = projection_rate or PROJECTION_RATE * min(1.0, math.sqrt(NARROW / base.config.hidden_size))
+            groups = _groups(base, projections, rate, slow)
             if groups:
                 _descend(text, groups, steps, progress)
             results.append(Fit(before, text.measured()))

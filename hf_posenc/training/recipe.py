@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
+from ..grammar import parse
+from ..scheme import Kind
 from .teacher import Weights
 
 FIT_SHARE = 0.1
@@ -21,8 +23,7 @@ class Recipe:
     """Keep what the old table added at all positions alike, where there is a place for it."""
     fit: float | None = None
     """As a share of the training's tokens, how many each layer's attention is fitted to that of the old encoding on,
-    before. None: a tenth where that is a rotation, which acts in attention alone; nothing of a table, whose rows run
-    through the whole model."""
+    before. None: a tenth where that gains something, see `share_to_fit`."""
     handover: float = 0.0
     """The share of the training steps over which the old encoding gives way; 0: at once."""
     teacher: bool = True
@@ -53,10 +54,15 @@ NAIVE = Recipe(centre=False, fit=0.0, handover=0.0, teacher=False, position_rate
 RECIPES = {"recommended": RECOMMENDED, "naive": NAIVE}
 
 
-def share_to_fit(recipe: Recipe, architecture: Any) -> float:
+def share_to_fit(recipe: Recipe, architecture: Any, scheme: Any) -> float:
+    """What the recipe says, or else a tenth under an old rotation, which acts in attention alone. The rows of an old
+    table run through the whole model: a new rotation, or terms that depend on the content, can take over what they do
+    in attention; a bias by distance cannot do enough of it, and new rows need not."""
     if recipe.fit is not None:
         return recipe.fit
-    return FIT_SHARE if architecture.rotary else 0.0
+    kinds = {item.scheme.kind for item in parse(scheme)}
+    takes_over = bool(kinds & {Kind.ROTATION, Kind.CONTENT}) and Kind.INPUT not in kinds
+    return FIT_SHARE if architecture.rotary or takes_over else 0.0
 
 
 def recommended_learning_rate(config: Any) -> float:

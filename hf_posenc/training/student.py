@@ -23,8 +23,9 @@ from .teacher import architecture_of
 from .texts import IDS
 
 logger = logging.get_logger(__name__)
-FIT_ROWS, FIT_LENGTH, MOST_FIT_STEPS = 2, 128, 2000
-"""Small batches of short rows fit best for what they cost. Beyond so many steps, little is gained."""
+FIT_ROWS, FIT_ROWS_OF_TABLES, FIT_LENGTH, MOST_FIT_STEPS = 2, 4, 128, 2000
+"""Small batches of short rows fit best for what they cost; what a table does shows only in what several rows have in
+common. Beyond so many steps, little is gained."""
 
 
 def student_of(
@@ -49,8 +50,8 @@ def student_of(
         model.to(device)
         if recipe.centre and request.trained == "all":
             centre_tables(model, min(stages[0].length, model.config.max_position_embeddings))
-        share = share_to_fit(recipe, architecture_of(model)) if objective is not Objective.CLASSIFICATION else 0.0
-        if share:
+        share = share_to_fit(recipe, architecture_of(model), request.scheme)
+        if share and objective is not Objective.CLASSIFICATION:
             _fit(model, request, rows, math.ceil(share * steps * rows_a_step * stages[0].length), stages[0].length)
         if handover_steps is None and own is None:
             Handover(model).finish()
@@ -71,25 +72,31 @@ def _loaded(request: Request, objective: Objective, handover_steps: int | None, 
 def _fit(model: Any, request: Request, rows: Any, tokens: int, length: int) -> None:
     """On so many tokens, or as many as are worth it."""
     length = min(length, FIT_LENGTH, model.config.max_position_embeddings)
-    number = min(math.ceil(tokens / (FIT_ROWS * length)), MOST_FIT_STEPS)
-    ids = _some_rows(rows, number * FIT_ROWS, length)
+    rows_at_once = FIT_ROWS if architecture_of(model).rotary else FIT_ROWS_OF_TABLES
+    number = min(math.ceil(tokens / (rows_at_once * length)), MOST_FIT_STEPS)
+    ids = some_rows(rows, number * rows_at_once, length)
     if ids is None:
-        logger.warning(f"no row of the text has {length} tokens: attention is not fitted before the training")
+        logger.warning("the rows are too short to fit attention on: it is not, before the training")
         return
-    found = fit(model, ids, projections=request.trained == "all", steps=number, rows=FIT_ROWS, progress=True)
+    found = fit(model, ids, projections=request.trained == "all", steps=number, rows=rows_at_once, progress=True)
     logger.info(f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from that of the old encoding")
     _same_everywhere(model)
 
 
-def _some_rows(rows: Any, count: int, length: int) -> torch.Tensor | None:
-    """Token ids, (rows, length), of the first rows that are long enough, each taken for one document."""
+def some_rows(rows: Any, count: int, length: int) -> torch.Tensor | None:
+    """Token ids, (rows, length), of the first rows that are long enough, each taken for one document. Where none is,
+    of the longer half of those looked at, as long as all of these are; None where that is no more than a token."""
     found: list[list[int]] = []
+    shorter: list[list[int]] = []
     for row in rows:
-        if len(row[IDS]) >= length:
-            found.append(row[IDS][:length])
-        if len(found) == count:
+        kept = found if len(row[IDS]) >= length else shorter
+        kept.append(row[IDS][:length])
+        if len(found) == count or (not found and len(shorter) == 2 * count):
             break
-    return torch.tensor(found) if found else None
+    if not found and shorter:
+        longer_half = sorted(shorter, key=len)[len(shorter) // 2 :]
+        found = [row[: len(longer_half[0])] for row in longer_half]
+    return torch.tensor(found) if found and len(found[0]) > 1 else None
 
 
 def _same_everywhere(model: Any) -> None:
