@@ -1,8 +1,9 @@
 """Draw the README's figure, and write the numbers that choosing.md quotes (`make figures`; a minute).
 
 A small GPT-2 with learned positions is trained from scratch; copies of it are changed to other schemes and brought
-back by the recommended recipe: the model as it was for a teacher, and a faster rate for what is new. None of them sees
-more than 64 tokens at a time. Then all read text that none of them has seen, in longer and longer windows.
+back by the recommended recipe, but for fitting: the model as it was for a teacher, and a faster rate for what is new.
+None of them sees more than 64 tokens at a time. Then all read text that none of them has seen, in longer and longer
+windows.
 """
 
 from __future__ import annotations
