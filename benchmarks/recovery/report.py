@@ -43,10 +43,10 @@ was one seed.
 - teacher: learning from the original's predictions and from the states behind each layer, instead of from the text
 - fit: before anything else, {share:.0%} of the tokens go into fitting each layer's attention to the old encoding's
 - handover: the old encoding fades out over the first half
-- {recommended}: what `train` does. Attention is fitted where the old encoding is a rotation (stories260k), or the new one
-  is one or depends on the content; the mean of BERT's table is kept; then there is a teacher, whose states fade from
-  the loss; and the scheme's own parameters learn at {rate:g} times the rate of the others. (Other than there, only
-  predictions of digits that are asked for count.)
+- {recommended}: what `train` does. Attention is fitted where the old encoding is a rotation (stories260k), or the new
+  one is one or depends on the content; the mean of BERT's table is kept; then there is a teacher, whose states fade
+  from the loss; and the scheme's own parameters learn at {rate:g} times the rate of the others. (Other than there,
+  only predictions of digits that are asked for count.)
 """
 
 
