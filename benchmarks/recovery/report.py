@@ -16,7 +16,7 @@ from .subjects import SUBJECTS, Subject
 from .trial import METHODS, RECOMMENDED_NAME, SHORTER, Outcome
 
 RECOMMENDED, NAIVE = RECOMMENDED_NAME, "naive"
-ON_EVERY_SCHEME = (NAIVE, RECOMMENDED, *SHORTER)
+FIRST = (NAIVE, RECOMMENDED, *SHORTER)
 LEVELS = (0.05, 0.01)
 AIMS = {"stories260k": 0.02, "gpt-nano-sort": 0.02, "MiniLM": 0.03}
 """Shortfalls that the recommended recipe is meant to end at, at most."""
@@ -34,7 +34,7 @@ was. The shortfall is what is missing to the original, as a share: {measures}. "
 same with more tokens, for the recommended recipe alone.
 
 Every method sees the same rows in batches of the same size, and as many tokens, those that attention is fitted on among
-them. Each has the best of the same learning rates, found with one seed on {compared}; the other schemes take the rate
+them. Each has the best of the same learning rates, found with one seed on {swept}; the other schemes take the rate
 that did best on those. Figures are medians of three seeds with the least and the greatest; where there is no spread, it
 was one seed.
 
@@ -53,12 +53,12 @@ was one seed.
 def best_rate(subject: Subject, outcomes: list[Outcome], scheme: Any, method: str) -> float:
     """Of the sweep with the first seed; of a scheme without one, what did best on those that have one."""
     swept = [o for o in outcomes if (o.trial.subject, o.trial.method, o.trial.seed) == (subject.name, method, 0)]
-    own = [o for o in swept if o.trial.scheme == scheme and scheme in subject.compared]
+    own = [o for o in swept if o.trial.scheme == scheme and scheme in subject.swept]
     if own:
         return min(own, key=_end).trial.rate
     ends = {
-        rate: _median(_end(o) for o in swept if o.trial.rate == rate and o.trial.scheme in subject.compared)
-        for rate in {o.trial.rate for o in swept if o.trial.scheme in subject.compared}
+        rate: _median(_end(o) for o in swept if o.trial.rate == rate and o.trial.scheme in subject.swept)
+        for rate in {o.trial.rate for o in swept if o.trial.scheme in subject.swept}
     }
     return min(ends, key=lambda rate: ends[rate], default=subject.rates[0])
 
@@ -108,8 +108,8 @@ def write(outcomes: list[Outcome], page: Path, plot: Path) -> None:
     results = Results(outcomes)
     lines = HEAD.format(
         measures="; ".join(f"{name}: {text}" for name, text in MEASURES.items()),
-        compared="; ".join(
-            f"{', '.join(map(_named, s.compared))} ({s.name})" for s in results.subjects() if s.methods is None
+        swept="; ".join(
+            f"{', '.join(map(_named, s.swept))} ({s.name})" for s in results.subjects() if s.methods is None
         ),
         share=FIT_SHARE,
         recommended=RECOMMENDED,

@@ -50,8 +50,8 @@ class Subject:
 
     name: str
     schemes: tuple[Any, ...]
-    compared: tuple[Any, ...]
-    """Those that all methods are tried on, with every rate; the others take the rates that did best on these."""
+    swept: tuple[Any, ...]
+    """Those that every rate is tried on; the others take the rate that did best on these."""
     rates: tuple[float, ...]
     tokens: int
     """That a run sees, those of fitting included."""
@@ -200,7 +200,7 @@ SUBJECTS = {
         Subject(
             name="stories260k",
             schemes=("alibi", "t5", "kerple"),
-            compared=("alibi", "t5", "kerple"),
+            swept=("alibi", "t5", "kerple"),
             rates=(2e-3, 5e-3),
             tokens=300_000,
             rows_at_once=4,
@@ -213,7 +213,7 @@ SUBJECTS = {
         Subject(
             name="stories260k, longer",
             schemes=("alibi", "t5", "kerple"),
-            compared=("alibi", "t5", "kerple"),
+            swept=("alibi", "t5", "kerple"),
             rates=(2e-3,),
             tokens=1_000_000,
             rows_at_once=4,
@@ -228,7 +228,7 @@ SUBJECTS = {
         Subject(
             name="gpt-nano-sort",
             schemes=SCHEMES_WITH_ORDER,
-            compared=("sinusoidal", "rope", "alibi", "t5"),
+            swept=("sinusoidal", "rope", "alibi", "t5"),
             rates=(2e-3, 5e-3),
             tokens=400_000,
             rows_at_once=64,
@@ -241,7 +241,7 @@ SUBJECTS = {
         Subject(
             name="gpt-nano-sort, longer",
             schemes=("alibi", "t5", "kerple", "fire", "sandwich"),
-            compared=("alibi", "t5", "kerple", "fire", "sandwich"),
+            swept=("alibi", "t5", "kerple", "fire", "sandwich"),
             rates=(5e-3,),
             tokens=2_000_000,
             rows_at_once=64,
@@ -256,7 +256,7 @@ SUBJECTS = {
         Subject(
             name="MiniLM",
             schemes=("rope", "alibi", "t5", "deberta"),
-            compared=("rope", "t5"),
+            swept=("rope", "t5"),
             rates=(1e-4, 3e-4),
             tokens=40_000,
             rows_at_once=8,
@@ -270,7 +270,7 @@ SUBJECTS = {
         Subject(
             name="MiniLM, longer",
             schemes=("rope", "alibi", "t5", "deberta"),
-            compared=("rope", "alibi", "t5", "deberta"),
+            swept=("rope", "alibi", "t5", "deberta"),
             rates=(2e-4,),
             tokens=200_000,
             rows_at_once=8,
