@@ -173,7 +173,8 @@ def _saved(results: Results) -> list[str]:
             share = _share_needed(results, subject, scheme)
             if share is not None:
                 shares.append(share)
-                lines.append(f"| {subject.name} | {_named(scheme)} | {share:.3f} |")
+                told = f"{share:.3f}" if math.isfinite(share) else "not reached"
+                lines.append(f"| {subject.name} | {_named(scheme)} | {told} |")
     if shares:
         met = "met" if _median(shares) <= LEAST_SHARE else "not met"
         lines += ["", f"Median over {len(shares)}: {_median(shares):.3f} (aim: at most {LEAST_SHARE}, {met})."]
