@@ -98,6 +98,20 @@ def test_recovery_is_as_it_was_measured() -> None:
     assert [row for row in told if row not in known] == []
 
 
+def test_shares_of_tokens_are_as_they_were_measured() -> None:
+    section = (
+        (ROOT / "benchmarks" / "RECOVERY.md").read_text().split("## recommended beside naive")[1].split("\n## ")[0]
+    )
+    shares = {(row[0], row[1]): row[2] for row in rows_of(section)}
+    (count, median), readme = re.findall(r"Median over (\d+): ([\d.]+)", section)[0], (ROOT / "README.md").read_text()
+    assert f"{median} of the tokens that plain fine-tuning takes in the median\nover {count} changes" in readme
+    assert f"{shares['stories260k', 't5']} from a LLaMA's rotation to `t5`" in readme
+    page = " ".join(CHOOSING.read_text().split())
+    assert f"over all {count} changes" in page
+    assert f"needs {median} of the tokens of plain fine-tuning in the median" in page
+    assert f"({shares['MiniLM', 'deberta']} of the tokens)" in page
+
+
 def test_length_curves_are_those_measured() -> None:
     """Of each model the values of length-curve.txt, which has a column for it, without their intervals."""
     header, _, *lines = (ROOT / "docs" / "figures" / "length-curve.txt").read_text().split("\n\n")[0].splitlines()
