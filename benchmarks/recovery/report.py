@@ -223,14 +223,22 @@ def draw(results: Results, path: Path) -> None:
     figure = Figure(figsize=(3.2 * columns, 2.5 * height), layout="constrained")
     for number, (subject, scheme) in enumerate(panels):
         axes = figure.add_subplot(height, columns, number + 1)
-        for colour, method in zip(COLOURS, METHODS, strict=False):
+        for method in METHODS:
             for place, outcome in enumerate(results.of(subject, scheme, method)):
                 tokens, values = zip(*outcome.curve, strict=True)
                 thousands = [count / 1000 for count in tokens]
                 shown = [max(value, 1e-3) for value in values]
-                axes.plot(thousands, shown, color=colour, lw=1, label=method if place == 0 else None)
-        axes.axhline(LEVELS[0], color="grey", lw=0.5, ls=":")
+                axes.plot(thousands, shown, **_look(method), lw=1, label=method if place == 0 else None)
+        for level in LEVELS:
+            axes.axhline(level, color="grey", lw=0.5, ls=":")
         axes.set(yscale="log", title=f"{subject.name}: {_named(scheme)}", xlabel="thousand tokens", ylabel="shortfall")
         axes.title.set_fontsize(8)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(path, dpi=110)
+
+
+def _look(method: str) -> dict[str, str]:
+    """A colour for each method, of the recommended one with fewer tokens the same in dashes."""
+    if method in SHORTER:
+        return {**_look(RECOMMENDED), "ls": (":", "--")[list(SHORTER).index(method)]}
+    return {"color": COLOURS[list(METHODS).index(method)], "ls": "-"}
