@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import types
 from pathlib import Path
@@ -140,6 +141,8 @@ def test_rows_to_fit_on() -> None:
     assert some_rows(rows, 2, 8).tolist() == [list(range(8))] * 2
     assert some_rows(rows, 1, 8).shape == (1, 8)
     assert some_rows(rows, 8, 16).tolist() == [list(range(5))] * 3
-    assert some_rows(rows, 2, 16).shape == (2, 8), "no more of them are looked at than it takes"
+    assert some_rows(rows, 8, 8).tolist() == [list(range(5))] * 3, "two that are long enough are too few"
+    endless = itertools.cycle(rows)
+    assert some_rows(endless, 2, 16).shape == (2, 8), "no more of them are looked at than it takes"
     assert some_rows([{"input_ids": [1]}], 2, 16) is None
     assert some_rows([], 2, 16) is None

@@ -240,3 +240,25 @@ def test_states_inside_fade_and_what_a_model_gives_does_not() -> None:
 def test_fit_needs_the_old_encoding() -> None:
     with pytest.raises(ValueError, match="start of a handover"):
         fit(tiny.model("gpt2", "t5"), tiny.tokens())
+
+
+def test_a_table_is_not_fitted_to_a_row_at_a_time() -> None:
+    """All of it would be taken for position, and nothing be left for the content."""
+    model = tiny.model("gpt2", None, torch.float32)
+    hf_posenc.Handover(model, "shaw", steps=2)
+    ids = torch.randint(5, 50, (3, 8))
+    for given, rows in ((ids[:1], 2), (ids, 1)):
+        with pytest.raises(ValueError, match="several rows have in common"):
+            hf_posenc.fit(model, given, rows=rows, steps=1)
+    hf_posenc.fit(model, ids, rows=2, steps=3)
+
+
+def test_a_rate_of_nothing_is_a_rate() -> None:
+    model = tiny.model("gpt2", None, torch.float32)
+    hf_posenc.Handover(model, "rope", steps=2)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    ids = torch.randint(5, 50, (4, 8))
+    hf_posenc.fit(model, ids, projections=True, projection_rate=0.0, steps=2)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    hf_posenc.fit(model, ids, projections=True, steps=4)
+    assert any(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

@@ -194,94 +194,64 @@ def embeddings(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat([model(part).last_hidden_state.mean(1) for part in ids.split(16)])
 
 
+STORIES = Subject(
+    name="stories260k",
+    schemes=("alibi", "t5", "kerple"),
+    swept=("alibi", "t5", "kerple"),
+    rates=(2e-3, 5e-3),
+    tokens=300_000,
+    rows_at_once=4,
+    fit_rows=2,
+    evaluations=10,
+    load=stories,
+    rows=story_rows,
+    measure=story_measure,
+)
+SORTING = Subject(
+    name="gpt-nano-sort",
+    schemes=SCHEMES_WITH_ORDER,
+    swept=("sinusoidal", "rope", "alibi", "t5"),
+    rates=(2e-3, 5e-3),
+    tokens=400_000,
+    rows_at_once=64,
+    fit_rows=32,
+    evaluations=20,
+    load=sorter,
+    rows=sorting_rows,
+    measure=sorting_measure,
+)
+SENTENCES = Subject(
+    name="MiniLM",
+    schemes=("rope", "alibi", "t5", "deberta"),
+    swept=("rope", "t5"),
+    rates=(1e-4, 3e-4),
+    tokens=40_000,
+    rows_at_once=8,
+    fit_rows=4,
+    evaluations=6,
+    load=minilm,
+    rows=lambda: _sentences("valid.txt"),
+    measure=sentence_measure,
+    has_head=False,
+)
+
+
+def _longer(subject: Subject, tokens: int, rate: float, **changes: Any) -> Subject:
+    """The same with more tokens, for the recommended recipe alone and with one seed."""
+    schemes = changes.pop("schemes", subject.schemes)
+    name = f"{subject.name}, longer"
+    alone = {"name": name, "schemes": schemes, "swept": schemes, "methods": ("recommended",), "seeds": 1}
+    return dataclasses.replace(subject, tokens=tokens, rates=(rate,), **alone, **changes)
+
+
 SUBJECTS = {
     subject.name: subject
     for subject in (
-        Subject(
-            name="stories260k",
-            schemes=("alibi", "t5", "kerple"),
-            swept=("alibi", "t5", "kerple"),
-            rates=(2e-3, 5e-3),
-            tokens=300_000,
-            rows_at_once=4,
-            fit_rows=2,
-            evaluations=10,
-            load=stories,
-            rows=story_rows,
-            measure=story_measure,
-        ),
-        Subject(
-            name="stories260k, longer",
-            schemes=("alibi", "t5", "kerple"),
-            swept=("alibi", "t5", "kerple"),
-            rates=(2e-3,),
-            tokens=1_000_000,
-            rows_at_once=4,
-            fit_rows=2,
-            evaluations=10,
-            load=stories,
-            rows=lambda: story_rows("more_stories", MORE_STORY_ROWS, seed=2),
-            measure=story_measure,
-            methods=("recommended",),
-            seeds=1,
-        ),
-        Subject(
-            name="gpt-nano-sort",
-            schemes=SCHEMES_WITH_ORDER,
-            swept=("sinusoidal", "rope", "alibi", "t5"),
-            rates=(2e-3, 5e-3),
-            tokens=400_000,
-            rows_at_once=64,
-            fit_rows=32,
-            evaluations=20,
-            load=sorter,
-            rows=sorting_rows,
-            measure=sorting_measure,
-        ),
-        Subject(
-            name="gpt-nano-sort, longer",
-            schemes=("alibi", "t5", "kerple", "fire", "sandwich"),
-            swept=("alibi", "t5", "kerple", "fire", "sandwich"),
-            rates=(5e-3,),
-            tokens=2_000_000,
-            rows_at_once=64,
-            fit_rows=32,
-            evaluations=20,
-            load=sorter,
-            rows=sorting_rows,
-            measure=sorting_measure,
-            methods=("recommended",),
-            seeds=1,
-        ),
-        Subject(
-            name="MiniLM",
-            schemes=("rope", "alibi", "t5", "deberta"),
-            swept=("rope", "t5"),
-            rates=(1e-4, 3e-4),
-            tokens=40_000,
-            rows_at_once=8,
-            fit_rows=4,
-            evaluations=6,
-            load=minilm,
-            rows=lambda: _sentences("valid.txt"),
-            measure=sentence_measure,
-            has_head=False,
-        ),
-        Subject(
-            name="MiniLM, longer",
-            schemes=("rope", "alibi", "t5", "deberta"),
-            swept=("rope", "alibi", "t5", "deberta"),
-            rates=(2e-4,),
-            tokens=200_000,
-            rows_at_once=8,
-            fit_rows=4,
-            evaluations=10,
-            load=minilm,
-            rows=lambda: _sentences("valid.txt", openings_only=False),
-            measure=sentence_measure,
-            has_head=False,
-            methods=("recommended",),
-            seeds=1,
-        ),
+        STORIES,
+        _longer(STORIES, 1_000_000, 2e-3, rows=lambda: story_rows("more_stories", MORE_STORY_ROWS, seed=2)),
+        SORTING,
+        _longer(SORTING, 2_000_000, 5e-3, schemes=("alibi", "t5", "kerple", "fire", "sandwich")),
+        SENTENCES,
+        _longer(SENTENCES, 200_000, 2e-4, rows=lambda: _sentences("valid.txt", openings_only=False)),
     )
 }

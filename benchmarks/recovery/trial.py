@@ -21,6 +21,8 @@ from hf_posenc.training.teacher import Teacher, architecture_of, layers_of, reco
 from .subjects import Batch, Subject
 
 RECOMMENDED_NAME = "recommended"
+SHORTER = {f"{RECOMMENDED_NAME}, 1/4 of the tokens": 0.25, f"{RECOMMENDED_NAME}, 1/10 of the tokens": 0.1}
+"""Runs of their own, whose rate falls with their own tokens: the shares of these that they see."""
 METHODS = {
     "naive": NAIVE,
     "naive + teacher": dataclasses.replace(NAIVE, teacher=True, states_until=math.inf),
@@ -29,12 +31,9 @@ METHODS = {
     "handover + teacher": dataclasses.replace(NAIVE, handover=0.5, teacher=True, states_until=math.inf),
     "fit + teacher": dataclasses.replace(NAIVE, centre=True, fit=FIT_SHARE, teacher=True, states_until=math.inf),
     RECOMMENDED_NAME: RECOMMENDED,
-    f"{RECOMMENDED_NAME}, 1/4 of the tokens": RECOMMENDED,
-    f"{RECOMMENDED_NAME}, 1/10 of the tokens": RECOMMENDED,
+    **dict.fromkeys(SHORTER, RECOMMENDED),
 }
 """By the name that the tables have. Without a teacher, the text is all there is to learn from."""
-SHORTER = {f"{RECOMMENDED_NAME}, 1/4 of the tokens": 0.25, f"{RECOMMENDED_NAME}, 1/10 of the tokens": 0.1}
-"""Runs of their own, whose rate falls with their own tokens: the shares of these that they see."""
 WARMUP = 0.05
 
 

@@ -90,6 +90,6 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         raise ValueError(f"the device {name!r} cannot be used here: {error}") from error
     return device

@@ -89,7 +89,7 @@ def fit(
         for base in bases_of(model):
             text = _Text(base, ids, rows)
             before = text.measured()
-            slow = projection_rate or PROJECTION_RATE * min(1.0, math.sqrt(NARROW / base.config.hidden_size))
+            slow = _projection_rate(base.config.hidden_size) if projection_rate is None else projection_rate
             groups = _groups(base, projections, rate, slow)
             if groups:
                 _descend(text, groups, steps, progress)
@@ -100,13 +100,22 @@ def fit(
     return Fit(sum(found.before for found in results) / count, sum(found.after for found in results) / count)
 
 
+def _projection_rate(width: int) -> float:
+    return PROJECTION_RATE * min(1.0, math.sqrt(NARROW / width))
+
+
 class _Text:
-    """Some rows at a time, with the states that they have in the model as it was."""
+    """Some rows at a time, with the states that they have in the model as it was. A rest of fewer rows is left out."""
 
     def __init__(self, base: Any, ids: torch.Tensor, rows: int) -> None:
+        if base.architecture.table is not None and min(rows, len(ids)) < 2:
+            raise ValueError(
+                "what a position table does is found in what several rows have in common: fit on 2 rows or more, and "
+                f"as many at a time; got {len(ids)}, {rows} at a time"
+            )
         self.base = base
         self.old = copy.deepcopy(base).requires_grad_(False)
-        self.parts = ids.split(rows)
+        self.parts = ids[: len(ids) // rows * rows or len(ids)].split(rows)
 
     def divergence(self, number: int) -> torch.Tensor:
         base = self.base

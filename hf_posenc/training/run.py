@@ -36,7 +36,7 @@ from .parts import (
 from .recovering import RecoveryTrainer
 from .reports import refuse_reports
 from .request import SELF, Note, Request
-from .saving import UNFINISHED, last_whole_checkpoint, told_when_full
+from .saving import UNFINISHED, checkpoints_in, last_whole_checkpoint, told_when_full
 from .stages import Stage, Staged, read_stages
 from .student import student_of
 from .teacher import Teacher, Weights
@@ -113,9 +113,8 @@ def train(request: Request, arguments: TrainingArguments, restart: bool = False)
 
 
 def _is_in(directory: Path, source: Path) -> bool:
-    """Also a checkpoint of an earlier run. A Hub id is no path, whatever the working directory is."""
-    inside, source = directory.resolve(), source.resolve()
-    return source == inside or (source.exists() and source.is_relative_to(inside))
+    """What the directory holds itself, or a checkpoint of an earlier run: all that a restart throws away."""
+    return source.resolve() in {path.resolve() for path in (directory, *checkpoints_in(directory))}
 
 
 def rows_a_step(arguments: TrainingArguments) -> int:

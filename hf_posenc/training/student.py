@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -75,8 +76,8 @@ def _fit(model: Any, request: Request, rows: Any, tokens: int, length: int) -> N
     rows_at_once = FIT_ROWS if architecture_of(model).rotary else FIT_ROWS_OF_TABLES
     number = min(math.ceil(tokens / (rows_at_once * length)), MOST_FIT_STEPS)
     ids = some_rows(rows, number * rows_at_once, length)
-    if ids is None:
-        logger.warning("the rows are too short to fit attention on: it is not, before the training")
+    if ids is None or len(ids) < rows_at_once:
+        logger.warning("the rows are too short or too few to fit attention on: it is not, before the training")
         return
     found = fit(model, ids, projections=request.trained == "all", steps=number, rows=rows_at_once, progress=True)
     logger.info(f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from that of the old encoding")
@@ -84,19 +85,12 @@ def _fit(model: Any, request: Request, rows: Any, tokens: int, length: int) -> N
 
 
 def some_rows(rows: Any, count: int, length: int) -> torch.Tensor | None:
-    """Token ids, (rows, length), of the first rows that are long enough, each taken for one document. Where none is,
-    of the longer half of those looked at, as long as all of these are; None where that is no more than a token."""
-    found: list[list[int]] = []
-    shorter: list[list[int]] = []
-    for row in rows:
-        kept = found if len(row[IDS]) >= length else shorter
-        kept.append(row[IDS][:length])
-        if len(found) == count or (not found and len(shorter) == 2 * count):
-            break
-    if not found and shorter:
-        longer_half = sorted(shorter, key=len)[len(shorter) // 2 :]
-        found = [row[: len(longer_half[0])] for row in longer_half]
-    return torch.tensor(found) if found and len(found[0]) > 1 else None
+    """Token ids, (rows, length), each row taken for one document. Twice as many rows are looked at, and if fewer than
+    half of them are long enough, all are cut to what half of them have; None where that is no more than a token."""
+    looked_at = [row[IDS][:length] for row in itertools.islice(rows, 2 * count)]
+    enough = sorted(map(len, looked_at))[len(looked_at) // 2] if looked_at else 0
+    found = [row[:enough] for row in looked_at if len(row) >= enough]
+    return torch.tensor(found[:count]) if enough > 1 else None
 
 
 def _same_everywhere(model: Any) -> None:
