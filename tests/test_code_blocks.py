@@ -24,6 +24,7 @@ from hub_server import Hub
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_BLOCKS = [page for page in PAGES if code_blocks.blocks_of(page.read_text())]
 NARROW = {"gpt2": {"n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 1024}}
 SAME = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
 NARROW["bert"] = {**SAME, "num_hidden_layers": 2, "max_position_embeddings": 512}
@@ -64,11 +65,8 @@ def run(page: Path, directory: Path, hub: Hub, *options: str) -> subprocess.Comp
 
 
 @pytest.mark.parametrize("way", ["in one process", pytest.param("as a shell", marks=pytest.mark.full)])
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.stem)
 def test_every_block_of_a_page_runs(page: Path, way: str, shelf: Path, tmp_path: Path, hub: Hub) -> None:
-    blocks = code_blocks.blocks_of(page.read_text())
-    if not blocks:
-        pytest.skip("no code blocks")
     directory = tmp_path / "page"
     shutil.copytree(shelf, directory)
     done = run(page, directory, hub, *(["--as-shell"] if way == "as a shell" else []))
