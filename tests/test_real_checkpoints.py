@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_posenc
-
-CHECKPOINTS = Path(os.environ.get("POSENC_CHECKPOINTS", Path(__file__).parent.parent.parent / "shared" / "checkpoints"))
+from benchmarks.recovery.subjects import Absent, directory_of
 
 
 def checkpoint(name: str) -> Path:
-    directory = CHECKPOINTS / name
-    if not directory.is_dir():
-        pytest.skip(f"no checkpoint at {directory}; set POSENC_CHECKPOINTS to the folder that holds {name}")
-    return directory
+    try:
+        return directory_of("checkpoints", name)
+    except Absent as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.fixture

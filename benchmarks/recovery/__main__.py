@@ -19,11 +19,12 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from . import report, worker
+from .results import best_rate
 from .subjects import SUBJECTS, Absent, Subject
 from .trial import METHODS, SHORTER, Outcome, Trial
 
 HERE = Path(__file__).parent
-RESULTS, PAGE, PLOT = HERE / "results.json", HERE.parent / "RECOVERY.md", HERE / "recovery.png"
+RESULTS, PAGE = HERE / "results.json", HERE.parent / "RECOVERY.md"
 SEEDS = (0, 1, 2)
 
 
@@ -48,8 +49,8 @@ def main() -> None:
         for (trials, methods, seeds), subject in itertools.product(phases, subjects):
             found = trials(subject, methods, outcomes, seeds)
             _run_all([trial for trial in found if _asked(trial, options.scheme)], outcomes, options.workers)
-            report.write(outcomes, PAGE, PLOT)
-    report.write(outcomes, PAGE, PLOT)
+            report.write(outcomes, PAGE, HERE)
+    report.write(outcomes, PAGE, HERE)
 
 
 def _present(names: list[str]) -> Iterator[Subject]:
@@ -80,7 +81,7 @@ def sweep(subject: Subject, methods: list[str], outcomes: list[Outcome], seeds: 
 def repeated(subject: Subject, methods: list[str], outcomes: list[Outcome], seeds: int) -> Iterator[Trial]:
     """The best rate, with so many seeds."""
     for method, scheme in itertools.product(_tried(subject, methods), subject.schemes):
-        rate = report.best_rate(subject, outcomes, scheme, method)
+        rate = best_rate(subject, outcomes, scheme, method)
         for seed in SEEDS[: 1 if method in SHORTER else min(seeds, subject.seeds)]:
             yield Trial(subject.name, scheme, method, rate, seed)
 

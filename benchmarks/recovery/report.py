@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-import statistics
-from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from hf_posenc.plots.drawing import COLOURS
 from hf_posenc.training.recipe import FIT_SHARE
 
-from .subjects import SUBJECTS, Subject
+from . import pictures
+from .results import LEVELS, Results, end_of, named, tokens_until
+from .subjects import Subject
 from .trial import METHODS, RECOMMENDED_NAME, SHORTER, Outcome
 
 RECOMMENDED, NAIVE = RECOMMENDED_NAME, "naive"
 FIRST = (NAIVE, RECOMMENDED, *SHORTER)
-LEVELS = (0.05, 0.01)
 AIMS = {"stories260k": 0.02, "gpt-nano-sort": 0.02, "MiniLM": 0.03}
 """Shortfalls that the recommended recipe is meant to end at, at most."""
 LEAST_SHARE = 0.1
@@ -27,6 +25,10 @@ MEASURES = {
     "gpt-nano-sort": "share of all 729 inputs that are not sorted exactly, of those that the original sorts",
     "MiniLM": "1 - mean cosine to the original's sentence embeddings, on held-out text",
 }
+PICTURES = (
+    ("tokens until within 5% and 1%", "tokens.png", pictures.draw_tokens),
+    ("shortfall over tokens", "recovery.png", pictures.draw_curves),
+)
 HEAD = """# Recovery
 
 Written by `make bench-recovery`; do not edit. How much training a converted checkpoint needs until it is as good as it
@@ -50,66 +52,13 @@ was one seed.
 """
 
 
-def best_rate(subject: Subject, outcomes: list[Outcome], scheme: Any, method: str) -> float:
-    """Of the sweep with the first seed; of a scheme without one, what did best on those that have one."""
-    swept = [o for o in outcomes if (o.trial.subject, o.trial.method, o.trial.seed) == (subject.name, method, 0)]
-    own = [o for o in swept if o.trial.scheme == scheme and scheme in subject.swept]
-    if own:
-        return min(own, key=_end).trial.rate
-    ends = {
-        rate: _median(_end(o) for o in swept if o.trial.rate == rate and o.trial.scheme in subject.swept)
-        for rate in {o.trial.rate for o in swept if o.trial.scheme in subject.swept}
-    }
-    return min(ends, key=lambda rate: ends[rate], default=subject.rates[0])
-
-
-def _end(outcome: Outcome) -> float:
-    last = outcome.curve[-1][1]
-    return last if math.isfinite(last) else math.inf
-
-
-class Results:
-    """The runs that count: those with the best rate of their cell."""
-
-    def __init__(self, outcomes: list[Outcome]) -> None:
-        self.cells: dict[tuple[str, str, str], list[Outcome]] = {}
-        for outcome in outcomes:
-            trial = outcome.trial
-            if trial.rate == best_rate(SUBJECTS[trial.subject], outcomes, trial.scheme, trial.method):
-                self.cells.setdefault((trial.subject, str(trial.scheme), trial.method), []).append(outcome)
-
-    def of(self, subject: Subject, scheme: Any, method: str) -> list[Outcome]:
-        return self.cells.get((subject.name, str(scheme), method), [])
-
-    def subjects(self) -> list[Subject]:
-        return [subject for name, subject in SUBJECTS.items() if any(key[0] == name for key in self.cells)]
-
-    def schemes(self, subject: Subject) -> list[Any]:
-        return [scheme for scheme in subject.schemes if (subject.name, str(scheme)) in {key[:2] for key in self.cells}]
-
-
-def tokens_until(outcome: Outcome, level: float) -> float:
-    """Until the shortfall is no greater than a level, and stays so; between two measurements, on the line between."""
-    reached = math.inf
-    for (before, worse), (after, better) in reversed(list(zip(outcome.curve, outcome.curve[1:], strict=False))):
-        if better > level:
-            return reached
-        reached = float(after)
-        if worse > level:
-            return before + (after - before) * (worse - level) / (worse - better)
-    return float(outcome.curve[0][0]) if outcome.curve[0][1] <= level else reached
-
-
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(values)
-
-
-def write(outcomes: list[Outcome], page: Path, plot: Path) -> None:
+def write(outcomes: list[Outcome], page: Path, beside: Path) -> None:
+    """The page, and its pictures in a directory."""
     results = Results(outcomes)
     lines = HEAD.format(
         measures="; ".join(f"{name}: {text}" for name, text in MEASURES.items()),
         swept="; ".join(
-            f"{', '.join(map(_named, s.swept))} ({s.name})" for s in results.subjects() if s.methods is None
+            f"{', '.join(map(named, s.swept))} ({s.name})" for s in results.subjects() if s.methods is None
         ),
         share=FIT_SHARE,
         recommended=RECOMMENDED,
@@ -122,14 +71,15 @@ def write(outcomes: list[Outcome], page: Path, plot: Path) -> None:
             lines += _table(results, subject, f"Thousand tokens until within {level:.0%}", _until(level))
     lines += _saved(results)
     lines += _aims(results)
-    lines += ["", f"![shortfall over tokens]({plot.relative_to(page.parent)})"]
+    for text, name, draw in PICTURES:
+        draw(results, beside / name)
+        lines += ["", f"![{text}]({(beside / name).relative_to(page.parent)})"]
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    draw(results, plot)
 
 
 def _table(results: Results, subject: Subject, title: str, cell: Any) -> list[str]:
     schemes = results.schemes(subject)
-    lines = ["", f"### {title}", "", "| | " + " | ".join(_named(scheme) for scheme in schemes) + " |"]
+    lines = ["", f"### {title}", "", "| | " + " | ".join(named(scheme) for scheme in schemes) + " |"]
     lines.append("| --- |" + " --- |" * len(schemes))
     for method in METHODS:
         cells = [cell(results.of(subject, scheme, method)) for scheme in schemes]
@@ -138,13 +88,9 @@ def _table(results: Results, subject: Subject, title: str, cell: Any) -> list[st
     return lines
 
 
-def _named(scheme: Any) -> str:
-    return scheme if isinstance(scheme, str) else f"`{json.dumps(scheme)}`"
-
-
 def _at_the_end(found: list[Outcome]) -> str:
-    ends = [_end(outcome) for outcome in found]
-    return f"{_median(ends):.3f}{_spread(ends, '.3f')}" if ends else ""
+    ends = [end_of(outcome) for outcome in found]
+    return f"{median(ends):.3f}{_spread(ends, '.3f')}" if ends else ""
 
 
 def _until(level: float) -> Any:
@@ -152,7 +98,7 @@ def _until(level: float) -> Any:
         tokens = [tokens_until(outcome, level) / 1000 for outcome in found]
         if not tokens:
             return ""
-        return f"{_median(tokens):.0f}{_spread(tokens, '.0f')}" if math.isfinite(_median(tokens)) else "not reached"
+        return f"{median(tokens):.0f}{_spread(tokens, '.0f')}" if math.isfinite(median(tokens)) else "not reached"
 
     return cell
 
@@ -174,10 +120,10 @@ def _saved(results: Results) -> list[str]:
             if share is not None:
                 shares.append(share)
                 told = f"{share:.3f}" if math.isfinite(share) else "not reached"
-                lines.append(f"| {subject.name} | {_named(scheme)} | {told} |")
+                lines.append(f"| {subject.name} | {named(scheme)} | {told} |")
     if shares:
-        met = "met" if _median(shares) <= LEAST_SHARE else "not met"
-        lines += ["", f"Median over {len(shares)}: {_median(shares):.3f} (aim: at most {LEAST_SHARE}, {met})."]
+        met = "met" if median(shares) <= LEAST_SHARE else "not met"
+        lines += ["", f"Median over {len(shares)}: {median(shares):.3f} (aim: at most {LEAST_SHARE}, {met})."]
     return lines
 
 
@@ -185,14 +131,14 @@ def _share_needed(results: Results, subject: Subject, scheme: Any) -> float | No
     plain, ours = (results.of(subject, scheme, method) for method in (NAIVE, RECOMMENDED))
     if not plain or not ours:
         return None
-    level = max(_median(map(_end, plain)), 0.0)
+    level = max(median(map(end_of, plain)), 0.0)
     tokens = min(outcome.curve[-1][0] for outcome in plain)
     enough = [
         share
         for method, share in SHORTER.items()
-        if (found := results.of(subject, scheme, method)) and _median(map(_end, found)) <= level
+        if (found := results.of(subject, scheme, method)) and median(map(end_of, found)) <= level
     ]
-    return min([_median(tokens_until(outcome, level) for outcome in ours) / tokens, *enough])
+    return min([median(tokens_until(outcome, level) for outcome in ours) / tokens, *enough])
 
 
 def _aims(results: Results) -> list[str]:
@@ -201,7 +147,7 @@ def _aims(results: Results) -> list[str]:
     for subject in results.subjects():
         aim = AIMS[subject.name.split(",")[0]]
         ends = {
-            _named(scheme): _median(map(_end, found))
+            named(scheme): median(map(end_of, found))
             for scheme in results.schemes(subject)
             if (found := results.of(subject, scheme, RECOMMENDED))
         }
@@ -210,35 +156,3 @@ def _aims(results: Results) -> list[str]:
         )
         lines.append(f"| {subject.name} ({subject.tokens:,} tokens) | {aim} | {reached} | {not_reached} |")
     return lines
-
-
-def draw(results: Results, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    panels = [(subject, scheme) for subject in results.subjects() for scheme in results.schemes(subject)]
-    if not panels:
-        return
-    columns = min(4, len(panels))
-    height = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(3.2 * columns, 2.5 * height), layout="constrained")
-    for number, (subject, scheme) in enumerate(panels):
-        axes = figure.add_subplot(height, columns, number + 1)
-        for method in METHODS:
-            for place, outcome in enumerate(results.of(subject, scheme, method)):
-                tokens, values = zip(*outcome.curve, strict=True)
-                thousands = [count / 1000 for count in tokens]
-                shown = [max(value, 1e-3) for value in values]
-                axes.plot(thousands, shown, **_look(method), lw=1, label=method if place == 0 else None)
-        for level in LEVELS:
-            axes.axhline(level, color="grey", lw=0.5, ls=":")
-        axes.set(yscale="log", title=f"{subject.name}: {_named(scheme)}", xlabel="thousand tokens", ylabel="shortfall")
-        axes.title.set_fontsize(8)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
-    figure.savefig(path, dpi=110)
-
-
-def _look(method: str) -> dict[str, str]:
-    """A colour for each method, of the recommended one with fewer tokens the same in dashes."""
-    if method in SHORTER:
-        return {**_look(RECOMMENDED), "ls": (":", "--")[list(SHORTER).index(method)]}
-    return {"color": COLOURS[list(METHODS).index(method)], "ls": "-"}

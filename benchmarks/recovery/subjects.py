@@ -22,8 +22,8 @@ from hf_posenc.training.own_text import own_text
 from hf_posenc.training.rows import IGNORED
 
 CACHE = Path(__file__).parent / "cache"
-CHECKPOINTS = Path(os.environ.get("HF_POSENC_CHECKPOINTS", CACHE))
-"""What holds checkpoints/ and data/."""
+CHECKPOINTS = Path(os.environ.get("HF_POSENC_CHECKPOINTS", Path(__file__).parents[3] / "shared"))
+"""What holds checkpoints/ and data/: by default, a directory "shared" beside the project."""
 Batch = dict[str, torch.Tensor]
 SCHEMES_WITH_ORDER: tuple[Any, ...] = (
     "sinusoidal",
