@@ -62,8 +62,8 @@ def drift(before: nn.Module, after: nn.Module, batches: Iterable[torch.Tensor], 
         tokens=tokens,
         cosine=cosine / tokens,
         divergence=divergence / tokens if has_head else None,
-        perplexity_before=math.exp(loss_before / predicted) if predicted else None,
-        perplexity_after=math.exp(loss_after / predicted) if predicted else None,
+        perplexity_before=_perplexity(loss_before / predicted) if predicted else None,
+        perplexity_after=_perplexity(loss_after / predicted) if predicted else None,
     )
 
 
@@ -71,19 +71,32 @@ def _loss(log_probabilities: torch.Tensor, ids: torch.Tensor) -> float:
     return -log_probabilities[:, :-1].gather(-1, ids[:, 1:, None]).sum().item()
 
 
+def _perplexity(loss: float) -> float:
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
 def drift_of_checkpoints(before: Path, after: Path, text: Path) -> Drift:
     """Load two checkpoints, cut a text file into rows of their length, and compare them on the first of these."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(before, trust_remote_code=False)
         content = text.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers raise whatever they meet where their files are not there
         raise ValueError(f"the drift cannot be measured: {error}") from error
+    ids = torch.tensor(tokenizer(content[: 16 * LONGEST * ROWS], verbose=False)["input_ids"], dtype=torch.long)
+    if not len(ids):
+        raise ValueError(f"the drift cannot be measured: {text} has no tokens")
     stock, variant = (_load(path) for path in (before, after))
     config = stock.config
-    length = min(config.max_position_embeddings, LONGEST)
-    ids = tokenizer(content[: 16 * LONGEST * ROWS], return_tensors="pt", verbose=False)["input_ids"][0]
-    length = min(length, len(ids))
-    rows = ids[: len(ids) // max(length, 1) * length].view(-1, max(length, 1))[:ROWS]
+    if ids.max() >= config.vocab_size:
+        raise ValueError(
+            f"the drift cannot be measured: the tokenizer knows more tokens ({ids.max()} is one) than the "
+            f"{config.vocab_size:,} that the model has embeddings of"
+        )
+    length = min(config.max_position_embeddings, LONGEST, len(ids))
+    rows = ids[: len(ids) // length * length].view(-1, length)[:ROWS]
     causal = config.model_type != "bert" or config.is_decoder
     return drift(stock, variant, rows.split(AT_A_TIME), causal)
 

@@ -12,8 +12,12 @@ COMPANIONS = (
     "additional_chat_templates/*",
     "preprocessor_config.json",
     "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "modules.json",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
 )
-"""What belongs to the tokenizer and to generation, and goes where the model goes."""
+"""What belongs to the tokenizer, to generation and to pipelines of sentences, and goes where the model goes."""
 
 RECOVERY = "recovery.json"
 """What was measured at the end of training."""

@@ -1,8 +1,7 @@
-"""Checkpoints converted as files equal what loading and saving the model would give, and nothing is ever half there."""
+"""Checkpoints converted as files equal what loading and saving the model would give."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -13,25 +12,22 @@ from typing import Any
 import pytest
 import tiny
 import torch
+import word_level
 from cases import CASES, Case, pairs
+from converting import hashes, run, saved
 from safetensors import safe_open
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 import hf_posenc
-from hf_posenc.checkpoints import conversion
-from hf_posenc.checkpoints.shards import CorruptShard, Shard
 
 HEADS = {"bert": AutoModelForMaskedLM, "gpt2": AutoModelForCausalLM, "llama": AutoModelForCausalLM}
-
-
-def hashes(directory: Path) -> dict[str, str]:
-    files = [path for path in directory.rglob("*") if path.is_file()]
-    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def saved(directory: Path, architecture: str = "gpt2", shard: str = "5GB", dtype: torch.dtype = torch.float32) -> Path:
-    tiny.model(architecture, dtype=dtype).save_pretrained(directory, max_shard_size=shard)
-    return directory
 
 
 @pairs(["bert", "gpt2", "llama"], CASES)
@@ -110,6 +106,49 @@ def test_what_belongs_to_it_goes_along_and_other_weights_do_not(tmp_path: Path) 
     }
 
 
+def test_saving_over_the_output_leaves_the_source_alone(tmp_path: Path) -> None:
+    """Shards are links to the source's: whoever saves to them must not write through."""
+    source = saved(tmp_path / "source", "llama")
+    word_level.tokenizer().save_pretrained(source)
+    before = hashes(source)
+    hf_posenc.convert_checkpoint(source, "alibi", tmp_path / "out")
+    assert os.path.samefile(source / "model.safetensors", tmp_path / "out" / "model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        model.lm_head.weight.add_(1)
+    model.generation_config.max_new_tokens = 7
+    model.save_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokenizer.add_tokens(["more"])
+    tokenizer.save_pretrained(tmp_path / "out")
+    assert hashes(source) == before
+
+
+@pytest.mark.parametrize("architecture", HEADS)
+def test_a_handover_is_converted_with_its_step(architecture: str, tmp_path: Path) -> None:
+    source = saved(tmp_path / "source", architecture, dtype=torch.bfloat16)
+    scheme = {"type": "t5", "handover": {"from": "stock", "steps": 4}}
+    hf_posenc.convert_checkpoint(source, scheme, tmp_path / "out")
+    auto, ids = HEADS[architecture], tiny.tokens()
+    model, report = auto.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report[word] for word in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, auto.from_pretrained(source)(ids).logits)
+    assert run("inspect", str(tmp_path / "out")).returncode == 0
+
+
+def test_sentence_transformers_files_go_along(tmp_path: Path) -> None:
+    source = saved(tmp_path / "source", "bert")
+    (source / "1_Pooling").mkdir()
+    names = ["modules.json", "config_sentence_transformers.json", "1_Pooling/config.json"]
+    for name in names:
+        (source / name).write_text("{}")
+    (source / "1_Pooling" / "pytorch_model.bin").write_text("x")
+    hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
+    assert [name for name in names if not (tmp_path / "out" / name).is_file()] == []
+    assert not (tmp_path / "out" / "1_Pooling" / "pytorch_model.bin").exists()
+
+
 def test_an_existing_directory_is_replaced_with_force_only(tmp_path: Path) -> None:
     source = saved(tmp_path / "source")
     hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
@@ -130,123 +169,6 @@ def test_random_starts_are_those_of_the_seed(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     found = {name: hashes(tmp_path / name)["model-00002-of-00002.safetensors"] for name in "abc"}
     assert found["a"] == found["b"] != found["c"]
-
-
-STEPS = [
-    (Shard, "link_or_copy"),
-    (Shard, "write"),
-    (conversion, "save_file"),
-    (conversion, "link_or_copy"),
-    (conversion, "_flush"),
-    (conversion, "_put_in_place"),
-]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device"), OSError(5, "I/O")])
-@pytest.mark.parametrize(("holder", "name"), STEPS, ids=[name for _, name in STEPS])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_whatever_happens_nothing_is_left_behind(
-    holder: Any, name: str, after: bool, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = saved(tmp_path / "source", shard="20KB")
-    before, real = hashes(source), getattr(holder, name)
-
-    def fails(*args: Any, **kwargs: Any) -> None:
-        if after:
-            real(*args, **kwargs)
-        raise error
-
-    monkeypatch.setattr(holder, name, fails)
-    full = getattr(error, "errno", None) == 28
-    with pytest.raises(ValueError if full else type(error), match="no space left" if full else None):
-        hf_posenc.convert_checkpoint(source, "deberta", tmp_path / "out")
-    assert hashes(source) == before
-    complete = name == "_put_in_place" and after
-    assert sorted(path.name for path in tmp_path.iterdir()) == (["out", "source"] if complete else ["source"])
-    if complete:
-        AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-8])
-
-
-def lengthen(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"12345678")
-
-
-def scramble(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:8] + b"\xff" * 64 + path.read_bytes()[72:])
-
-
-def misplace(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b'"data_offsets":[0,', b'"data_offsets":[1,', 1))
-
-
-@pytest.mark.parametrize("damage", [cut, lengthen, scramble, misplace, Path.unlink, lambda path: path.write_bytes(b"")])
-def test_damaged_shards_are_refused(damage: Any, tmp_path: Path) -> None:
-    source = saved(tmp_path / "source", shard="20KB")
-    damage(sorted(source.glob("*.safetensors"))[1])
-    before = hashes(source)
-    with pytest.raises(CorruptShard, match="model-00002"):
-        hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
-    assert hashes(source) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def rewrite(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_what_cannot_be_converted_is_refused_with_a_way_out(tmp_path: Path) -> None:
-    def refused(match: str, out: str | Path = tmp_path / "out", scheme: Any = "rope") -> None:
-        with pytest.raises(ValueError, match=match):
-            hf_posenc.convert_checkpoint(source, scheme, out)
-        assert not (tmp_path / "out").exists()
-
-    source = saved(tmp_path / "source")
-    refused("inside of the source", source / "out")
-    refused("inside of the source", source)
-    refused("inside of the source", tmp_path)
-    refused("rope.*alibi|unknown|no scheme", scheme="rop")
-    (tmp_path / "file").write_text("x")
-    refused("is a file", tmp_path / "file")
-    rewrite(source / "config.json", model_type="t5")
-    refused("'t5' model.*bert.*gpt2.*llama")
-    (source / "config.json").write_text("{")
-    refused("no config of transformers")
-    (source / "config.json").unlink()
-    refused("no config.json")
-    source = tmp_path / "nowhere"
-    refused("is no directory")
-    source = "no-such-user/no-such-model"
-    refused("neither a directory here nor")
-    source = saved(tmp_path / "pickled")
-    (source / "model.safetensors").rename(source / "pytorch_model.bin")
-    refused("only safetensors")
-    source = tmp_path / "variant"
-    tiny.model("gpt2", "alibi").save_pretrained(source)
-    refused('variant already, with the position scheme "alibi"')
-
-
-def test_an_index_that_lies_is_refused(tmp_path: Path) -> None:
-    source = saved(tmp_path / "source", shard="20KB")
-    index = source / "model.safetensors.index.json"
-    good = json.loads(index.read_text())
-    for weight_map, match in (
-        ({**good["weight_map"], "more": good["weight_map"]["transformer.wte.weight"]}, "'more'"),
-        ({**good["weight_map"], "x": "../x.safetensors"}, "outside of"),
-        ([], "no index"),
-    ):
-        index.write_text(json.dumps({**good, "weight_map": weight_map}))
-        with pytest.raises(CorruptShard, match=match):
-            hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hf_posenc", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_the_command(tmp_path: Path) -> None:

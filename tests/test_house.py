@@ -76,6 +76,7 @@ FLOORS = [
     ["fading", "training.corpus", "training.saving"],
     ["training.lora"],
     [
+        "checkpoints.appearing",
         "checkpoints.shards",
         "hub",
         "hub.figures",

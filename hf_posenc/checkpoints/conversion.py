@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import errno
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -22,8 +17,9 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from ..conventions import RotaryChange, feature_order
 from ..drift import Drift, drift_of_checkpoints
 from ..models import register
-from ..patches.attach import Plan, initialise, plan, with_scheme
-from .shards import Shard, link_or_copy
+from ..patches.attach import Plan, Progress, initialise, plan, with_scheme
+from .appearing import appearing, place_for
+from .shards import Shard
 from .sources import Source
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -77,9 +73,10 @@ def convert_checkpoint(
     "halves_to_interleaved" for rope with that layout. `measure` names a text file on which the two are compared, for
     which both are loaded. Raises ValueError for what cannot be done.
     """
-    out = Path(out).expanduser()
+    if rotary_weights not in (None, *get_args(RotaryChange)):
+        raise ValueError(f"rotary_weights is one of {', '.join(get_args(RotaryChange))}; got {rotary_weights!r}")
     found = Source.open(source, **hub)
-    _refuse_place(out, found.directory, force)
+    place = place_for(out, found.directory, force)
     config = with_scheme(copy.deepcopy(found.config), position_scheme)
     config.remember_base_model(source)
     register(type(found.config))
@@ -87,16 +84,16 @@ def convert_checkpoint(
     config.architectures = [f"PosEnc{name}" for name in found.config.architectures or []] or None
     dropped, row_orders = _dropped(found, planned), _row_orders(found, planned, rotary_weights)
     added = _new_tensors(found, planned, seed)
-    with _appearing(out, force) as directory:
+    with appearing(place, force) as directory:
         linked, rewritten = _write_weights(found, dropped, row_orders, added, directory)
         for path in found.companions():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(found.directory / path, directory / path)
+            shutil.copyfile(found.directory / path, directory / path)  # no link: tokenizers are saved into their files
         config.save_pretrained(directory)
         measured = None if measure is None else drift_of_checkpoints(found.directory, directory, Path(measure))
     sizes = {name: shard.entries[name].numbers for name, shard in found.names.items()}
     return Conversion(
-        out=out,
+        out=Path(out).expanduser(),
         position_scheme=config.position_scheme,
         dropped={name: sizes[name] for name in dropped},
         added={name: tensor.numel() for name, tensor in added.items()},
@@ -105,16 +102,6 @@ def convert_checkpoint(
         rewritten=tuple(rewritten),
         drift=measured,
     )
-
-
-def _refuse_place(out: Path, source: Path, force: bool) -> None:
-    here, there = out.resolve(), source.resolve()
-    if here == there or there in here.parents or here in there.parents:
-        raise ValueError(f"{out} lies inside of the source {source}, or around it: name another directory")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file: name a directory")
-    if out.is_dir() and any(out.iterdir()) and not force:
-        raise ValueError(f"{out} is there already and not empty: name another directory, or pass force=True (--force)")
 
 
 def _prefix(source: Source) -> str:
@@ -174,7 +161,9 @@ def _new_tensors(source: Source, planned: Plan, seed: int) -> dict[str, torch.Te
     for layer, parts in planned.parts.items():
         path = f"{prefix}{architecture.layers}.{layer}.{architecture.self_attention}.position_scheme"
         modules.update({f"{path}.{place}": part for place, part in parts.items()})
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
+    if planned.schedule is not None:
+        tensors |= Progress(planned.schedule).state_dict(prefix=f"{prefix}handover.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for path, module in modules.items():
@@ -236,57 +225,3 @@ def _write_weights(
 
 def _shard_name(number: int, total: int) -> str:
     return SAFE_WEIGHTS_NAME if total == 1 else f"model-{number:05d}-of-{total:05d}.safetensors"
-
-
-@contextmanager
-def _appearing(out: Path, force: bool) -> Iterator[Path]:
-    """A directory beside `out` to write to, which becomes `out` when all of it is there; nothing is left otherwise."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    except OSError as error:
-        raise ValueError(f"{out} cannot be written: {error}") from error
-    try:
-        directory.chmod(0o777 & ~_umask())
-        yield directory
-        _flush(directory)
-        _put_in_place(directory, out, force)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ValueError(f"no space left for {out}: nothing was written") from error
-        raise
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value
-
-
-def _flush(directory: Path) -> None:
-    """See to it that what was written is on the disk before its name is: a crash must not leave empty files."""
-    for path in [*(p for p in directory.rglob("*") if p.is_file()), directory]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _put_in_place(directory: Path, out: Path, force: bool) -> None:
-    if not out.exists():
-        directory.rename(out)
-    elif not any(out.iterdir()):
-        directory.replace(out)
-    else:
-        assert force
-        old = out.with_name(f".{out.name}.{os.getpid()}.replaced")
-        out.rename(old)
-        try:
-            directory.rename(out)
-        except BaseException:
-            old.rename(out)
-            raise
-        shutil.rmtree(old, ignore_errors=True)

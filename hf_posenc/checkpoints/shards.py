@@ -83,8 +83,15 @@ class Shard:
         return cls(path, entries, metadata, 8 + length)
 
     def link_or_copy(self, target: Path) -> None:
-        """The same file under another name, without copying it where the file system can."""
-        link_or_copy(self.path, target)
+        """The same file under another name where the file system can, else a copy.
+
+        safetensors replaces files that it saves to, so that saving over the one leaves the other as it is.
+        """
+        real = self.path.resolve()
+        try:
+            os.link(real, target)
+        except OSError:
+            shutil.copyfile(real, target)
 
     def write(self, target: Path, without: set[str], row_orders: dict[str, list[int]]) -> None:
         """A copy that lacks some tensors, and has the rows of others in another order; all else keeps its bytes.
@@ -142,18 +149,14 @@ def _copy_rows(source: BinaryIO, target: BinaryIO, entry: Entry, order: list[int
             target.write(run[place * row : (place + 1) * row])
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link where the file system has them, else a copy."""
-    real = source.resolve()
-    try:
-        os.link(real, target)
-    except OSError:
-        shutil.copyfile(real, target)
-
-
 def read_shards(directory: Path) -> tuple[Shard, ...]:
-    """The shards of a checkpoint, by its index if it has one. Raises ValueError if they are not all there and whole."""
+    """The shards of a checkpoint, one or by its index, as transformers looks for them.
+
+    Raises ValueError if they are not all there and whole.
+    """
     index_path, single = directory / SAFE_WEIGHTS_INDEX_NAME, directory / SAFE_WEIGHTS_NAME
+    if single.is_file():
+        return (Shard.read(single),)
     if index_path.is_file():
         try:
             weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
@@ -167,8 +170,6 @@ def read_shards(directory: Path) -> tuple[Shard, ...]:
             if not any(shard.path.name == file and name in shard.entries for shard in shards):
                 raise CorruptShard(f"{index_path} has tensor {name!r} in {file}, which lacks it")
         return shards
-    if single.is_file():
-        return (Shard.read(single),)
     found = pickles_in(directory)
     instead = (
         f" There is {found[0]}, a pickle, which could run anything on your machine when it is read." if found else ""

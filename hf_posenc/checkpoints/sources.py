@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -9,17 +10,19 @@ from typing import Any
 
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from ..config import VariantConfig
+from ..config import BASE_MODEL, VariantConfig
 from ..files import COMPANIONS
 from ..limits import shown
 from ..names import VARIANT_PREFIX
 from ..patches.architecture import Architecture
 from ..patches.live import ARCHITECTURES
 from .configs import read_config, read_fields
-from .expected import layers_in
+from .expected import compare
 from .shards import Shard, read_shards
 
 WEIGHTS = ("config.json", "*.safetensors", SAFE_WEIGHTS_INDEX_NAME)
+MOST_TOLD = 3
+"""Of what is wrong with weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,36 +46,44 @@ class Source:
     @classmethod
     def open(cls, source: str | Path, **hub: Any) -> Source:
         """Raise ValueError, and say what to do, for whatever cannot be converted."""
-        directory = _directory(source, hub)
-        config = _config(directory, source)
-        architecture = ARCHITECTURES[config.model_type]
-        shards = read_shards(directory)
-        _refuse_other_sizes(config, architecture, shards)
-        return cls(directory, config, architecture, shards)
+        try:
+            directory = _directory(source, hub)
+            config = _config(directory, source)
+            shards = read_shards(directory)
+        except OSError as error:
+            raise ValueError(f"{source} cannot be read: {error}") from error
+        _refuse_other_weights(config, shards)
+        return cls(directory, config, ARCHITECTURES[config.model_type], shards)
 
 
-def _refuse_other_sizes(config: Any, architecture: Architecture, shards: tuple[Shard, ...]) -> None:
-    """What is made new is as large as the config says: the files must bear it out."""
+def _refuse_other_weights(config: Any, shards: tuple[Shard, ...]) -> None:
+    """The weights must be those of the config's model. Its head is nobody's business: positions are not in it."""
     entries = {name: entry for shard in shards for name, entry in shard.entries.items()}
-    layers = layers_in(architecture, entries)
-    if config.num_hidden_layers > layers:
-        raise ValueError(f"config.json is of {config.num_hidden_layers} layers, and the weights are of {layers}")
     if not any(config.hidden_size in entry.shape for entry in entries.values()):
         raise ValueError(f"config.json is of a model {config.hidden_size:,} wide, and no tensor of the weights is")
+    without_head = copy.deepcopy(config)
+    without_head.architectures = None
+    _, problems, _ = compare(without_head, entries)
+    if problems:
+        raise ValueError(f"the weights are not those of config.json's model: {'; '.join(problems[:MOST_TOLD])}")
 
 
 def _directory(source: str | Path, hub: dict[str, Any]) -> Path:
-    directory = Path(source).expanduser()
+    try:
+        directory = Path(source).expanduser()
+    except RuntimeError as error:  # a home that nobody has
+        raise ValueError(f"{source} cannot be read: {error}") from error
     if directory.is_dir():
         return directory
     if directory.exists() or str(source).startswith((".", "/", "~")) or str(source).count("/") > 1:
         raise ValueError(f"{source} is no directory; name a checkpoint's directory or a Hub id such as 'user/model'")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HTTPError as RequestError  # of the client's own library, which has changed
 
     try:
         return Path(snapshot_download(str(source), allow_patterns=[*WEIGHTS, *COMPANIONS], **hub))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RequestError, OSError) as error:
         raise ValueError(
             f"{source!r} is neither a directory here nor a checkpoint that could be had from the Hub: {error}"
         ) from error
@@ -83,9 +94,10 @@ def _config(directory: Path, source: str | Path) -> Any:
     model_type = values["model_type"]
     if model_type.startswith(VARIANT_PREFIX):
         scheme = shown(values.get("position_scheme"), json.dumps)
+        made_from = shown(values[BASE_MODEL]) if BASE_MODEL in values else "the checkpoint that it was made from"
         raise ValueError(
             f"{source} is a variant already, with the position scheme {scheme}. "
-            "Convert the checkpoint that it was made from, whose own encoding is where every conversion begins"
+            f"Convert {made_from}, whose own encoding is where every conversion begins"
         )
     if model_type not in ARCHITECTURES:
         raise ValueError(

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..checkpoints.configs import read_config, read_fields, read_json
 from ..checkpoints.shards import Shard, read_shards
@@ -183,7 +183,7 @@ def _refuse_place(remote: Remote, private: bool | None, force: bool) -> None:
 def _files_of(directory: Path, shards: tuple[Shard, ...]) -> dict[str, Path]:
     """By their names in the repo, the files that belong to the variant and that are there."""
     names = [CONFIG_NAME, README, f"{SHIM}.py", *(shard.path.name for shard in shards)]
-    if (directory / SAFE_WEIGHTS_INDEX_NAME).is_file():
+    if SAFE_WEIGHTS_NAME not in names:
         names.append(SAFE_WEIGHTS_INDEX_NAME)
     found = [path for pattern in COMPANIONS for path in directory.glob(pattern) if path.suffix not in NEVER]
     files = {path.relative_to(directory).as_posix(): path for path in [*found, *(directory / name for name in names)]}
