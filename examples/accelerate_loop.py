@@ -67,7 +67,9 @@ def main(given: argparse.Namespace) -> None:
     scheme = json.loads(given.scheme) if given.scheme[0] in "[{" else given.scheme
     handover = hf_posenc.Handover(model, scheme, steps=given.handover_steps or 1)
     if not kept:
-        found = hf_posenc.fit(model, rows[: 2 * given.fit_steps], projections=True, steps=given.fit_steps)
+        # Queries and keys too, unless they have to serve the old encoding for a while.
+        at_once = not given.handover_steps
+        found = hf_posenc.fit(model, rows[: 2 * given.fit_steps], projections=at_once, steps=given.fit_steps)
         accelerator.print(f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from what it was")
     if not given.handover_steps:
         handover.finish()

@@ -122,6 +122,14 @@ def turned(states_BHQD: torch.Tensor, turns: list[tuple[Scheme, Any, Any]], keys
     return states_BHQD
 
 
+def _kernel_dtype(value: torch.Tensor) -> torch.dtype:
+    """What kernels compute in: autocast narrows what a rotation in float32, or a cache of such keys, has made wide."""
+    device = value.device.type
+    if value.dtype == torch.float64 or device == "meta" or not torch.is_autocast_enabled(device):
+        return value.dtype
+    return torch.get_autocast_dtype(device)
+
+
 def positioned_attention(
     module: PositionedAttention,
     query: torch.Tensor,
@@ -156,8 +164,9 @@ def positioned_attention(
             f"the cache handed out {key.shape[2]} keys where {posenc.key_length} were expected: this cache class "
             "drops or moves keys, so their positions are lost; use DynamicCache or StaticCache"
         )
-    if query.dtype != value.dtype:  # autocast: a rotation in float32 made them wide; the kernels would narrow them too
-        plain_query, query, key = (states.to(value.dtype) for states in (plain_query, query, key))
+    dtype = _kernel_dtype(value)
+    if not query.dtype == key.dtype == value.dtype == dtype:
+        plain_query, query, key, value = (states.to(dtype) for states in (plain_query, query, key, value))
     asked = kwargs.get("is_causal")
     causal = (module.is_causal if asked is None else asked) and query.shape[2] > 1 and attention_mask is None
     scaling = kwargs.pop("scaling", None) or query.shape[-1] ** -0.5

@@ -19,6 +19,10 @@ from hf_posenc.scheme import LAYER_SEAMS, STOCK_ROTATION, LayerPart, ModelShape,
 from .architecture import Architecture, NoRotation, NoTable
 
 
+class NothingToHandOver(ValueError):
+    """The old encoding does not go on beside the new one, not even for a step."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """The schemes of a model, built and checked against it; nothing of the model has been touched yet."""
@@ -105,7 +109,7 @@ def _given_up(architecture: Architecture, schemes: list[Scheme]) -> tuple[Item, 
     """The architecture's own encoding, which gives way; nothing, where the new schemes go on adding its table."""
     for scheme in schemes:
         if scheme.moves_rows():
-            raise ValueError(
+            raise NothingToHandOver(
                 f"{scheme.name}: the rows of the table are read otherwise from the first step on, so that there is "
                 "nothing to hand over: leave handover out"
             )

@@ -277,17 +277,23 @@ def test_half_precision_trains_a_scheme_as_float32_does(architecture: str, name:
     if case.causal and architecture == "bert":
         architecture = "bert-decoder"
     gradients = []
-    for dtype, autocast in ((torch.float32, False), (torch.bfloat16, False), (torch.float32, True)):
-        model = tiny.model(architecture, case.scheme, torch.bfloat16).to(dtype)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            output = model(tiny.tokens(4, 16), use_cache=False).logits
+    wide, narrow = torch.float32, torch.bfloat16
+    for dtype, autocast, cached in (
+        (wide, False, False),
+        (narrow, False, False),
+        (wide, True, False),
+        (wide, True, True),
+    ):
+        model = tiny.model(architecture, case.scheme, narrow).to(dtype)
+        with torch.autocast("cpu", narrow, enabled=autocast):
+            output = model(tiny.tokens(4, 16), use_cache=cached).logits
         output.float().square().mean().backward()
         own = [p.grad for n, p in model.named_parameters() if "position_scheme" in n and p.grad is not None]
         gradients.append(torch.cat([grad.float().flatten() for grad in own]))
     assert gradients[0].norm() > 0
-    for narrow in gradients[1:]:
-        assert narrow.isfinite().all()
-        assert (narrow - gradients[0]).norm() < 0.1 * gradients[0].norm()
+    for found in gradients[1:]:
+        assert found.isfinite().all()
+        assert (found - gradients[0]).norm() < 0.1 * gradients[0].norm()
 
 
 def test_half_precision_rounds_no_long_sums() -> None:

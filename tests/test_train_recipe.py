@@ -70,6 +70,27 @@ def test_the_recommended_recipe_is_what_there_is_without_words(
         assert changed == {"bert.embeddings.token_type_embeddings.weight"}
 
 
+def test_a_handover_begins_as_the_stock_model_though_attention_is_fitted(
+    stock: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    """Queries and keys serve the old encoding still: fitted to the new one, they would spoil it."""
+    recipe = dataclasses.replace(RECOMMENDED, handover=0.5, fit=0.5)
+    out = train(request(stock["llama"], text, recipe=recipe), settings(tmp_path / "out"))
+    assert losses_in(out)[0] == pytest.approx(0, abs=1e-6)
+    at_once = train(request(stock["llama"], text), settings(tmp_path / "at_once"))
+    assert losses_in(at_once)[0] > 1e-3
+
+
+def test_a_stretched_table_is_trained_without_a_warm_up(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    """Its rows are others from the first step on: there is no old encoding to warm up from."""
+    scheme = {"type": "learned", "max_positions": 2 * tiny.TRAINED_LENGTH, "extend": "interpolate"}
+    out = train(request(stock["gpt2"], text, scheme=scheme), settings(tmp_path / "out"))
+    assert json.loads((out / "config.json").read_text())["position_scheme"] == scheme
+    asked = request(stock["gpt2"], text, scheme=scheme, recipe=Recipe(handover=0.5))
+    with pytest.raises(ValueError, match="nothing to hand over"):
+        train(asked, settings(tmp_path / "over"))
+
+
 def test_states_fade_evenly_and_then_count_no_more(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     """At a rate of nothing, what is left of them in the loss is their share."""
     recipe = dataclasses.replace(RECOMMENDED, states_until=0.5)

@@ -242,6 +242,24 @@ def test_fit_needs_the_old_encoding() -> None:
         fit(tiny.model("gpt2", "t5"), tiny.tokens())
 
 
+@pytest.mark.parametrize(
+    ("ids", "settings", "match"),
+    [
+        (tiny.tokens(4)[:0], {}, r"int64 of shape \(0, 12\)"),
+        (tiny.tokens(4)[0], {}, r"int64 of shape \(12,\)"),
+        (tiny.tokens(4).float(), {}, "float32"),
+        (tiny.tokens(4).tolist(), {}, "got list"),
+        (tiny.tokens(4), {"rows": 0}, "rows=0"),
+        (tiny.tokens(4), {"steps": -1}, "steps=-1"),
+    ],
+)
+def test_fit_says_what_text_it_needs(ids: Any, settings: dict[str, int], match: str) -> None:
+    model = tiny.model("llama")
+    hf_posenc.Handover(model, "t5", steps=5)
+    with pytest.raises(ValueError, match=match):
+        hf_posenc.fit(model, ids, **settings)
+
+
 def test_a_table_is_not_fitted_to_a_row_at_a_time() -> None:
     """All of it would be taken for position, and nothing be left for the content."""
     model = tiny.model("gpt2", None, torch.float32)

@@ -76,12 +76,14 @@ def fit(
     """Fit the new schemes of a model at the start of its handover to the old encoding, on token ids, (B, N).
 
     Trains the parameters of the schemes, all layers at once and each by itself, on `rows` of the text at each step;
-    with `projections`, those of queries and keys as well, which schemes without parameters need. The model still
-    computes what it did: what was fitted shows as the handover goes on, or at once with `Handover.finish()`.
+    with `projections`, those of queries and keys as well, which schemes without parameters need. Without them, the
+    model still computes what it did: what was fitted shows as the handover goes on, or at once with
+    `Handover.finish()`. With them it does not, and `finish()` is what comes next.
     """
     schedule = schedule_in(model)
     if schedule is None or schedule.step:
         raise ValueError("fit needs a model at the start of a handover: the old encoding is what it is fitted to")
+    _refuse_text(ids, rows, steps)
     was_training = model.training
     model.eval()
     try:
@@ -98,6 +100,15 @@ def fit(
         model.train(was_training)
     count = len(results)
     return Fit(sum(found.before for found in results) / count, sum(found.after for found in results) / count)
+
+
+def _refuse_text(ids: Any, rows: int, steps: int) -> None:
+    shape = tuple(ids.shape) if isinstance(ids, torch.Tensor) and ids.dtype in (torch.long, torch.int) else None
+    if shape is None or len(shape) != 2 or 0 in shape:
+        found = type(ids).__name__ if not isinstance(ids, torch.Tensor) else f"{ids.dtype} of shape {tuple(ids.shape)}"
+        raise ValueError(f"fit needs token ids, a tensor of integers with rows as long as each other; got {found}")
+    if rows < 1 or steps < 0:
+        raise ValueError(f"fit takes steps (of 0 it measures only) of 1 row or more; got steps={steps}, rows={rows}")
 
 
 def _projection_rate(width: int) -> float:

@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from ..grammar import parse, schedule_of
 from ..handover import Handover
+from ..patches.attach import NothingToHandOver
 from ..schedule import with_handover
 from .centring import centre_tables
 from .classes import Classes
@@ -46,15 +47,24 @@ def student_of(
     handover_steps = math.ceil(recipe.handover * steps) if recipe.handover else None
     begins = request.scheme is not None and fresh and (own is None or own.step == 0)
     warms = begins and (recipe.centre or recipe.fit != 0)
-    model = _loaded(request, objective, handover_steps or (1 if warms else None), classes)
+    try:
+        model = _loaded(request, objective, handover_steps or (1 if warms else None), classes)
+    except NothingToHandOver:
+        if handover_steps or own is not None:
+            raise
+        model, warms = _loaded(request, objective, None, classes), False
     if warms:
         model.to(device)
         if recipe.centre and request.trained == "all":
             centre_tables(model, min(stages[0].length, model.config.max_position_embeddings))
         share = share_to_fit(recipe, architecture_of(model), request.scheme)
+        at_once = handover_steps is None and own is None
         if share and objective is not Objective.CLASSIFICATION:
-            _fit(model, request, rows, math.ceil(share * steps * rows_a_step * stages[0].length), stages[0].length)
-        if handover_steps is None and own is None:
+            # On the way, queries and keys serve both encodings.
+            projections = request.trained == "all" and at_once
+            tokens = math.ceil(share * steps * rows_a_step * stages[0].length)
+            _fit(model, rows, tokens, stages[0].length, projections)
+        if at_once:
             Handover(model).finish()
     return model
 
@@ -70,7 +80,7 @@ def _loaded(request: Request, objective: Objective, handover_steps: int | None, 
     return load(objective.auto_class, request, dtype=torch.float32, **changes)
 
 
-def _fit(model: Any, request: Request, rows: Any, tokens: int, length: int) -> None:
+def _fit(model: Any, rows: Any, tokens: int, length: int, projections: bool) -> None:
     """On so many tokens, or as many as are worth it."""
     length = min(length, FIT_LENGTH, model.config.max_position_embeddings)
     rows_at_once = FIT_ROWS if architecture_of(model).rotary else FIT_ROWS_OF_TABLES
@@ -79,7 +89,7 @@ def _fit(model: Any, request: Request, rows: Any, tokens: int, length: int) -> N
     if ids is None or len(ids) < rows_at_once:
         logger.warning("the rows are too short or too few to fit attention on: it is not, before the training")
         return
-    found = fit(model, ids, projections=request.trained == "all", steps=number, rows=rows_at_once, progress=True)
+    found = fit(model, ids, projections=projections, steps=number, rows=rows_at_once, progress=True)
     logger.info(f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from that of the old encoding")
     _same_everywhere(model)
 
