@@ -13,6 +13,9 @@ from .patches.handing import bases_of, go_to, schedule_in, take_in_hand
 from .patches.live import retrofit
 from .schedule import Schedule, Shape, with_handover
 
+STATE = "hf_posenc.Handover"
+"""What the step is kept under in a Trainer's state."""
+
 
 class Handover(TrainerCallback):
     """Moves the handover of a model along: as a Trainer's callback, or by `step()` in a loop of your own.
@@ -84,7 +87,7 @@ class Handover(TrainerCallback):
         self.schedule = found or dataclasses.replace(self.schedule, step=max(self.schedule.steps, self.schedule.step))
 
     def state_dict(self) -> dict[str, Any]:
-        """For `accelerator.register_for_checkpointing`: weights tell the step too, but not always that it is over."""
+        """For `accelerator.register_for_checkpointing`, though weights tell the step too."""
         return dataclasses.asdict(self.schedule)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -96,9 +99,13 @@ class Handover(TrainerCallback):
         if model is not None and not set(map(id, bases_of(self.model))) <= set(map(id, bases_of(model))):
             raise ValueError("the Trainer trains another model than the one that this Handover was made with")
         self._look()
-        # A run that is resumed counts on from where it was. One that begins with a model saved on the way does not.
+        kept = state.stateful_callbacks.get(STATE)
+        if kept is not None:  # a run that is resumed, whose weights need not tell that it is over
+            self.load_state_dict(kept)
+        # One that begins with a model saved on the way is ahead of the Trainer's steps.
         self._ahead = max(self.schedule.step - state.global_step, 0)
         self.go_to(self._ahead + state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.go_to(self._ahead + state.global_step)
+        state.stateful_callbacks[STATE] = self.state_dict()  # goes into trainer_state.json

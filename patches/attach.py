@@ -55,8 +55,15 @@ class Progress(LayerPart):
         init.copy_(self.progress, torch.tensor(progress_of(self.schedule)))
 
     def retire(self) -> None:
-        """It is over: save nothing of it. It stays, because DDP breaks on models whose last buffer goes away."""
-        self._non_persistent_buffers_set.add("progress")
+        """It is over. The buffer stays, to tell weights of the end from stock ones, and because DDP breaks on models
+        whose last buffer goes away; `save_pretrained` leaves it out."""
+        self.go_to(dataclasses.replace(self.schedule, step=self.schedule.steps))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Saved variants of the end do without it."""
+        if self.schedule.is_over:
+            state_dict.setdefault(f"{prefix}progress", self.progress)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def go_to(self, schedule: Schedule) -> None:
         self.schedule = schedule

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from hf_posenc.config import VariantConfig
 from hf_posenc.grammar import parse, schedule_of
@@ -15,6 +16,8 @@ from hf_posenc.scheme import Scheme
 
 from .attach import acting_by_layer, drop_table, set_strength, share_out, with_scheme
 
+PROGRESS = "handover.progress"
+"""How far a handover has come, by its name in a base model."""
 REMOVED = "_posenc_removed_modules"
 """Where a model that was changed live keeps what was taken out of it, by path."""
 
@@ -94,6 +97,16 @@ def go_to(model: nn.Module, step: int) -> None:
                 _share_out_anew(base, dataclasses.replace(schedule, step=step))
     for config in configs_of(model, VariantConfig).values():
         config.position_scheme = at_step(config.position_scheme, None if over else step)
+    if over:
+        _save_without_progress(model)
+
+
+def _save_without_progress(model: nn.Module) -> None:
+    """A variant that is saved when it is over is like any other."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            left_out = {name for name, _ in module.named_buffers() if name.endswith(PROGRESS)}
+            module._keys_to_ignore_on_save = {*(module._keys_to_ignore_on_save or ()), *left_out}
 
 
 def _share_out_anew(base: Any, schedule: Schedule) -> None:
@@ -143,13 +156,17 @@ def _is_from_behind_the_end(base: Any, state: dict[str, Any], prefix: str) -> bo
 
 def before_loading(base: Any, state: dict[str, Any], prefix: str) -> None:
     """Weights are about to be loaded into a model: bring it to the step of the handover that they are from."""
-    progress = state.get(f"{prefix}handover.progress")
+    progress = state.get(f"{prefix}{PROGRESS}")
     schedule = schedule_in(base)
     if progress is None:
         if schedule is not None and _is_from_behind_the_end(base, state, prefix):
             go_to(base, schedule.steps)
         return
     step, steps = progress.tolist()
+    if schedule is None and step >= steps:
+        if not hasattr(base, "handover"):  # one that never handed over, and has no place for it
+            del state[f"{prefix}{PROGRESS}"]
+        return
     if schedule is None:
         raise ValueError(
             f"these weights are from step {step} of a handover, and the model has none under way any more: load that "

@@ -10,6 +10,8 @@ import tiny
 import torch
 from cases import ARCHITECTURES, pairs
 from handing import STEPS, handing, logits
+from safetensors.torch import load_file
+from transformers.utils import SAFE_WEIGHTS_NAME as FILE
 
 import hf_posenc
 from hf_posenc.grammar import parse
@@ -67,18 +69,24 @@ def test_starts_as_the_stock_model(case: Any, architecture: str, training: bool)
 
 
 @pairs(ARCHITECTURES)
-def test_ends_as_the_pure_scheme(case: Any, architecture: str) -> None:
+def test_ends_as_the_pure_scheme(case: Any, architecture: str, tmp_path: Path) -> None:
     ids = tiny.tokens(2, 20)
     pure, model = tiny.model(architecture, case.scheme), handing(architecture, case.scheme)
     for step in range(1, STEPS + 1):
         go_to(model, step)
-    assert set(model.state_dict()) == set(pure.state_dict())
+    (mark,) = set(model.state_dict()) - set(pure.state_dict())  # that it is over
+    assert mark.endswith("handover.progress")
+    assert set(pure.state_dict()) <= set(model.state_dict())
     assert parse(model.config.position_scheme) == parse(pure.config.position_scheme)
     assert tiny.base_of(model).active_schemes == tiny.base_of(pure).active_schemes
     modules = [type(module) for module in model.modules() if not isinstance(module, Progress)]
     assert modules == [type(module) for module in pure.modules()]
     model.load_state_dict(pure.state_dict())
     assert torch.equal(logits(model, ids), logits(pure, ids))
+    pure.load_state_dict(model.state_dict())
+    for name, saved in (("model", model), ("pure", pure)):
+        saved.save_pretrained(tmp_path / name)
+    assert set(load_file(tmp_path / "model" / FILE)) == set(load_file(tmp_path / "pure" / FILE))
 
 
 @pairs(ARCHITECTURES)

@@ -106,15 +106,38 @@ def test_a_new_run_goes_on_from_a_model_saved_on_the_way(tmp_path: Path) -> None
     assert model.config.position_scheme == {"type": "alibi"}
 
 
+def test_a_run_that_began_on_the_way_resumes_behind_the_end(tmp_path: Path) -> None:
+    """Weights of the end look like stock ones where nothing but angles was there; the Trainer's steps tell less."""
+
+    def begun() -> Any:
+        model = handing("llama", "alibi", torch.float32)
+        go_to(model, 2)
+        return model
+
+    whole = trained(begun(), tmp_path / "whole", steps=4)
+    again = trained(begun(), tmp_path / "again", str(tmp_path / "whole" / "checkpoint-3"), steps=4)
+    assert again.config.position_scheme == whole.config.position_scheme == {"type": "alibi"}
+    for (name, found), expected in zip(again.state_dict().items(), whole.state_dict().values(), strict=True):
+        assert torch.equal(found, expected), name
+
+
+@pytest.mark.parametrize("registered", [True, False])
 @pytest.mark.parametrize("stop", [2, 5])
-def test_a_loop_on_accelerate_resumes(stop: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "scheme"),
+    [("bert", "deberta"), ("llama", "alibi"), ("llama", "none"), ("gpt2", ["learned", "alibi"])],
+)
+def test_a_loop_on_accelerate_resumes(
+    architecture: str, scheme: Any, stop: int, registered: bool, tmp_path: Path
+) -> None:
     def run(start: int, end: int, load: bool) -> dict[str, torch.Tensor]:
         accelerator = Accelerator(cpu=True)
-        model = handing("bert", "deberta", torch.float32).train()
+        model = handing(architecture, scheme, torch.float32).train()
         handover = hf_posenc.Handover(model)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
         model, optimizer = accelerator.prepare(model, optimizer)
-        accelerator.register_for_checkpointing(handover)
+        if registered:
+            accelerator.register_for_checkpointing(handover)
         if load:
             accelerator.load_state(str(tmp_path))
         for ids in batches(end)[start:]:

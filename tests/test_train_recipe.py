@@ -44,7 +44,7 @@ def test_the_recommended_recipe_is_what_there_is_without_words(
     built = RecoveryTrainer.__init__
 
     def spy(self: Any, *args: Any, **kwargs: Any) -> None:
-        seen.append((kwargs, {name: w.clone() for name, w in kwargs["model"].state_dict().items()}))
+        seen.append((kwargs, {name: w.detach().clone() for name, w in kwargs["model"].named_parameters()}))
         built(self, *args, **kwargs)
 
     monkeypatch.setattr(RecoveryTrainer, "__init__", spy)
