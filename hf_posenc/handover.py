@@ -17,6 +17,11 @@ STATE = "hf_posenc.Handover"
 """What the step is kept under in a Trainer's state."""
 
 
+def _refuse_twice(steps: int | None, shape: Shape, who: str) -> None:
+    if steps is not None or shape != "linear":
+        raise ValueError(f"{who} names its handover: change steps and shape there, and leave them out here")
+
+
 class Handover(TrainerCallback):
     """Moves the handover of a model along: as a Trainer's callback, or by `step()` in a loop of your own.
 
@@ -36,13 +41,15 @@ class Handover(TrainerCallback):
     ) -> None:
         self.model = model
         if position_scheme is not None:
-            if schedule_of(parse(position_scheme)) is None:
-                if steps is None:
-                    raise ValueError("Handover needs steps: over how many training steps the old encoding gives way")
+            if schedule_of(parse(position_scheme)) is not None:
+                _refuse_twice(steps, shape, "the position_scheme")
+            elif steps is None:
+                raise ValueError("Handover needs steps: over how many training steps the old encoding gives way")
+            else:
                 position_scheme = with_handover(position_scheme, steps, shape)
             retrofit(model, position_scheme)
-        elif steps is not None:
-            raise ValueError("steps goes with position_scheme; a model that names its handover has its steps there")
+        else:
+            _refuse_twice(steps, shape, "the model")
         schedule = schedule_in(model)
         if schedule is None:
             raise ValueError(
@@ -69,6 +76,8 @@ class Handover(TrainerCallback):
 
     def go_to(self, step: int) -> None:
         """Bring the model to a step of the handover."""
+        if step < 0:
+            raise ValueError(f"a handover begins at step 0, and there is no step {step}")
         self._look()
         if self.is_over and step < self.schedule.steps:
             raise ValueError(

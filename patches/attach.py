@@ -189,7 +189,7 @@ def attach(base: nn.Module, architecture: Architecture, plan: Plan) -> dict[str,
     base.__dict__["num_new_schemes"] = plan.num_new
     base.__dict__["waits_for_handover"] = plan.schedule is not None
     if plan.schedule is not None:
-        base.handover = Progress(plan.schedule)
+        base.handover = Progress(plan.schedule).to(next(base.parameters()).device)
     return removed
 
 

@@ -80,7 +80,7 @@ def take_in_hand(model: nn.Module) -> None:
         base.__dict__["waits_for_handover"] = False
         weight = table_that_gives_way(base)
         if weight is not None:
-            base.__dict__["froze_table"] = weight.requires_grad
+            base.__dict__["froze_table"] = weight.requires_grad or base.__dict__.get("froze_table", False)
             weight.requires_grad_(False)
     give_own_configs(model, VariantConfig)
 

@@ -107,8 +107,8 @@ def test_stock_weights_are_the_start_and_not_the_end() -> None:
 def test_restore_thaws_what_was_frozen() -> None:
     for steps in (1, STEPS):
         model = tiny.model("gpt2")
-        handover = hf_posenc.Handover(model, "alibi", steps=STEPS)
-        handover.go_to(steps)
+        hf_posenc.Handover(model, "alibi", steps=STEPS)
+        hf_posenc.Handover(model).go_to(steps)  # a second one for the same
         assert hf_posenc.restore(model).transformer.wpe.weight.requires_grad
 
 

@@ -24,11 +24,16 @@ def test_handover_changes_a_stock_model_and_refuses_what_hands_nothing_over() ->
         hf_posenc.Handover(tiny.model("gpt2", "alibi"))
     with pytest.raises(ValueError, match="needs steps"):
         hf_posenc.Handover(model, "alibi")
-    with pytest.raises(ValueError, match="steps goes with"):
-        hf_posenc.Handover(handing("gpt2", "alibi"), steps=3)
+    for given in ({"steps": 3}, {"shape": "cosine"}):
+        with pytest.raises(ValueError, match="the model names its handover"):
+            hf_posenc.Handover(handing("gpt2", "alibi"), **given)
+        with pytest.raises(ValueError, match="the position_scheme names its handover"):
+            hf_posenc.Handover(model, with_handover("alibi", 3), **given)
     handover = hf_posenc.Handover(model, "alibi", steps=3, shape="cosine")
     assert model.config.position_scheme["handover"]["shape"] == "cosine"
     assert not model.transformer.wpe.weight.requires_grad
+    with pytest.raises(ValueError, match="no step -3"):
+        handover.go_to(-3)
     for expected in (0.25, 0.75, 1.0):
         assert not handover.is_over
         handover.step()

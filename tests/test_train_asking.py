@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import re
 import sys
@@ -10,14 +12,18 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 from train_fixtures import LENGTH, request, settings
 from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering
 from typer.testing import CliRunner
 
 from hf_posenc.cli import app
-from hf_posenc.training.recipe import NAIVE
+from hf_posenc.training.objective import Objective
+from hf_posenc.training.parts import teacher_of
+from hf_posenc.training.recipe import NAIVE, RECOMMENDED, Recipe
 from hf_posenc.training.request import NOTE
 from hf_posenc.training.run import train
+from hf_posenc.training.teacher import Weights
 
 
 def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +125,42 @@ def test_rows_that_there_is_nothing_to_learn_from(stock: dict[str, Path], text: 
         train(request(stock["gpt2"], text), settings(tmp_path / "c", label_smoothing_factor=0.1))
     with pytest.raises(ValueError, match="take one away"):
         train(request(stock["gpt2"], text, teacher=str(stock["gpt2"]), recipe=NAIVE), settings(tmp_path / "d"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights", "match"),
+    [
+        ({"vocab_size": 70}, Weights(), "70 tokens.*--prediction-weight 0"),
+        ({"n_embd": 64}, Weights(), "64 features.*--state-weight 0"),
+        ({"n_layer": 2}, Weights(), "2 layers.*--state-weight 0"),
+        ({"n_embd": 64, "n_layer": 2}, Weights(states=0.0), None),
+    ],
+)
+def test_a_teacher_of_another_size(
+    sizes: dict[str, int], weights: Weights, match: str | None, stock: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    tiny.model("gpt2", dtype=torch.float32, **sizes).save_pretrained(tmp_path / "teacher")
+    recipe = dataclasses.replace(RECOMMENDED, weights=weights)
+    wanted = request(stock["gpt2"], text, teacher=str(tmp_path / "teacher"), recipe=recipe)
+    refused = pytest.raises(ValueError, match=match) if match else contextlib.nullcontext()
+    with refused:
+        train(wanted, settings(tmp_path / "out", max_steps=2))
+
+
+def test_the_best_model_of_a_handover_is_not_asked_for(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    wanted = request(stock["gpt2"], text, eval_data=str(text), recipe=Recipe(handover=0.5))
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2}
+    with pytest.raises(ValueError, match="leave it, or the handover, out"):
+        train(wanted, settings(tmp_path / "out", **best))
+
+
+def test_any_teacher_tells_packed_documents_apart(stock: dict[str, Path]) -> None:
+    """The same model as the teacher of its own, and as another: an encoder sees no further than a document."""
+    positions = torch.tensor([[*range(7), *range(9)]])
+    found = []
+    for teacher in (None, str(stock["bert"])):
+        asked = request(stock["bert"], "text", teacher=teacher)
+        lesson = teacher_of(asked, Objective.MASKED, packing=True)
+        assert lesson is not None
+        found.append(lesson.look_at({"input_ids": tiny.tokens(1, 16), "position_ids": positions}).logits_BNV)
+    assert torch.equal(*found)

@@ -75,8 +75,13 @@ def test_own_text_is_what_the_model_samples() -> None:
         chance = torch.randint(3, tiny.VOCABULARY, (64, 12), generator=torch.Generator().manual_seed(0))
         written = own_text(model, 64, 12, progress=False)
         assert model(written, labels=written).loss < model(chance, labels=chance).loss
+    model.generation_config.update(repetition_penalty=5.0, min_p=0.5, num_beams=2, suppress_tokens=[7])
+    assert torch.equal(first, own_text(model, 5, 12, rows_at_a_time=2, progress=False))
+    assert model.generation_config.num_beams == 2
     with pytest.raises(ValueError, match="ask for less"):
         own_text(model, 1, tiny.TRAINED_LENGTH + 1)
+    model.config.bos_token_id, model.config.eos_token_id = None, [2, 3]
+    assert (own_text(model, 2, 4, progress=False)[:, 0] == 2).all()
     model.config.bos_token_id = model.config.eos_token_id = None
     with pytest.raises(ValueError, match="data of your own"):
         own_text(model, 1, 4)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from tqdm.auto import tqdm
+from transformers import GenerationConfig
 
 ROWS_AT_A_TIME = 64
 
@@ -17,14 +18,17 @@ def own_text(
     """Token ids, (rows, length), sampled from the model itself at temperature 1, each row from its first token on."""
     config = model.config
     first = config.bos_token_id if config.bos_token_id is not None else config.eos_token_id
+    if isinstance(first, list):
+        first = first[0] if first else None
     if first is None:
         raise ValueError("the model's config names no bos_token_id to begin a text with: pass data of your own")
     if length > config.max_position_embeddings:
         raise ValueError(
             f"a model of {config.max_position_embeddings} positions cannot write rows of {length} tokens: ask for less"
         )
-    was_training = model.training
+    was_training, own_settings = model.training, model.generation_config
     model.eval()
+    model.generation_config = GenerationConfig()  # penalties and filters are for reading: they are not what it learnt
     devices = [model.device] if model.device.type != "cpu" else []
     pieces = []
     try:
@@ -39,5 +43,6 @@ def own_text(
                 )
                 bar.update(count)
     finally:
+        model.generation_config = own_settings
         model.train(was_training)
     return torch.cat(pieces).cpu()

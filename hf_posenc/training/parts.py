@@ -83,14 +83,30 @@ def teacher_of(request: Request, objective: Objective, packing: bool, classes: C
         raise ValueError("--teacher-model names a teacher, and --no-teacher or --recipe naive has none: take one away")
     if not request.recipe.teacher or (request.scheme is None and request.teacher is None):
         return None  # of a variant, the original is not known
-    changes = classes.fields if classes is not None else {}
-    if request.teacher is not None:
-        model, found = _loaded(objective.auto_class, request.teacher, output_loading_info=True, **changes)
-    else:
+    changes = dict(classes.fields) if classes is not None else {}
+    source, revision = (request.teacher, None) if request.teacher is not None else (request.model, request.revision)
+    if packing and objective is not Objective.CAUSAL and not isinstance(read_config(source, revision), VariantConfig):
         # A stock encoder does not tell the documents of a row apart; with its own table as a scheme it does.
-        own = {"position_scheme": "learned"} if packing and objective is not Objective.CAUSAL else {}
-        model, found = load(objective.auto_class, request, output_loading_info=True, **own, **changes)
+        changes["position_scheme"] = "learned"
+    model, found = _loaded(objective.auto_class, source, revision=revision, output_loading_info=True, **changes)
+    if request.teacher is not None:
+        _refuse_other_sizes(model.config, read_config(request.model, request.revision), request)
     return Teacher(model, head_is_new=bool(found["missing_keys"]))
+
+
+def _refuse_other_sizes(teacher: Any, student: Any, request: Request) -> None:
+    """What is compared must be as large."""
+    weights = request.recipe.weights
+    compared = [("vocab_size", "tokens", weights.predictions, "--prediction-weight")]
+    compared.append(("hidden_size", "features", weights.states, "--state-weight"))
+    compared.append(("num_hidden_layers", "layers", weights.states, "--state-weight"))
+    for name, what, weight, option in compared:
+        theirs, ours = getattr(teacher, name), getattr(student, name)
+        if weight and theirs != ours:
+            raise ValueError(
+                f"the teacher {request.teacher} has {theirs:,} {what} and {request.model} has {ours:,}: name one of "
+                f"the same size, or pass {option} 0"
+            )
 
 
 def tokenizer_of(request: Request, objective: Objective) -> Any:
@@ -124,7 +140,8 @@ def documents_of(request: Request, directory: Path, teacher: Any, wanted_rows: i
     if main:
         model = teacher.model if isinstance(teacher, Teacher) else teacher
         rows, length = request.self_rows or min(wanted_rows, MOST_OWN_ROWS), min(length, _longest(model))
-        writer = {"model": str(request.model), "revision": str(request.revision), "rows": f"{rows} of {length}"}
+        name = request.teacher or request.model
+        writer = {"model": str(name), "revision": str(request.revision), "rows": f"{rows} of {length}"}
         if not _is_written_by(path, writer):
             ids = own_text(model, rows, length)
             beside = path.with_suffix(".new")

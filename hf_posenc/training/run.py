@@ -144,6 +144,11 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
     model = student_of(request, objective, rows, row_count, steps, stages, fresh, classes, device)
     if objective is Objective.CLASSIFICATION:
         _know_the_padding([model, *([teacher.model] if teacher else [])], tokenizer)
+    if arguments.load_best_model_at_end and schedule_in(model):
+        raise ValueError(
+            "--load-best-model-at-end may want a model back that still hands over, and its old encoding is gone at the "
+            "end: leave it, or the handover, out"
+        )
     _choose_parameters(model, request, objective)
     use_cache = getattr(model.config, "use_cache", False)
     evaluated = None
@@ -230,6 +235,8 @@ def _training_rows(
     writer: Any = teacher
     if request.data == SELF and teacher is None:
         writer = load(objective.auto_class, request)
+    if request.data == SELF:
+        (writer.model if isinstance(writer, Teacher) else writer).to(arguments.device)
     documents = documents_of(request, directory, writer, wanted, longest, arguments.process_index == 0)
     by_length = [corpus(stage.length).rows(documents) for stage in stages]
     if len(stages) == 1:
