@@ -88,7 +88,10 @@ def drift_of_checkpoints(before: Path, after: Path, text: Path) -> Drift:
     ids = torch.tensor(tokenizer(content[: 16 * LONGEST * ROWS], verbose=False)["input_ids"], dtype=torch.long)
     if not len(ids):
         raise ValueError(f"the drift cannot be measured: {text} has no tokens")
-    stock, variant = (_load(path) for path in (before, after))
+    try:
+        stock, variant = (_load(path) for path in (before, after))
+    except OSError as error:
+        raise ValueError(f"the drift cannot be measured: {error}") from error
     config = stock.config
     if ids.max() >= config.vocab_size:
         raise ValueError(

@@ -54,6 +54,10 @@ class Progress(LayerPart):
     def reset_parameters(self) -> None:
         init.copy_(self.progress, torch.tensor(progress_of(self.schedule)))
 
+    @property
+    def is_over(self) -> bool:
+        return self.schedule.is_over
+
     def retire(self) -> None:
         """It is over. The buffer stays, to tell weights of the end from stock ones, and because DDP breaks on models
         whose last buffer goes away; `save_pretrained` leaves it out."""
@@ -61,7 +65,7 @@ class Progress(LayerPart):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Saved variants of the end do without it."""
-        if self.schedule.is_over:
+        if self.is_over:
             state_dict.setdefault(f"{prefix}progress", self.progress)
         super()._load_from_state_dict(state_dict, prefix, *args)
 

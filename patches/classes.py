@@ -24,7 +24,7 @@ from hf_posenc.scheme import Scheme, tracing
 
 from .architecture import Architecture
 from .attach import attach, ignored_keys, initialise, plan, with_scheme
-from .handing import before_loading
+from .handing import before_loading, marks_of_the_end
 
 logger = logging.get_logger(__name__)
 MODULE = "hf_posenc.models"
@@ -63,6 +63,15 @@ class Variant:
                 config.remember_base_model(config._name_or_path)  # from_pretrained, which will fill it from there
             # The checkpoint it came from is not this model: an adapter that names it would be put on a stock one.
             self.name_or_path = config._name_or_path = ""
+
+    @property
+    def _keys_to_ignore_on_save(self) -> set[str]:
+        """A variant that is saved when its handover is over is like any other."""
+        return {*(self.__dict__.get("_keys_to_ignore_on_save") or ()), *marks_of_the_end(self)}  # type: ignore[arg-type]
+
+    @_keys_to_ignore_on_save.setter
+    def _keys_to_ignore_on_save(self, names: Any) -> None:
+        self.__dict__["_keys_to_ignore_on_save"] = names
 
     @property
     def config(self) -> Any:

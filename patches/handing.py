@@ -7,14 +7,13 @@ import dataclasses
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from hf_posenc.config import VariantConfig
 from hf_posenc.grammar import parse, schedule_of
 from hf_posenc.schedule import Schedule, at_step
 from hf_posenc.scheme import Scheme
 
-from .attach import acting_by_layer, drop_table, set_strength, share_out, with_scheme
+from .attach import Progress, acting_by_layer, drop_table, set_strength, share_out, with_scheme
 
 PROGRESS = "handover.progress"
 """How far a handover has come, by its name in a base model."""
@@ -97,16 +96,13 @@ def go_to(model: nn.Module, step: int) -> None:
                 _share_out_anew(base, dataclasses.replace(schedule, step=step))
     for config in configs_of(model, VariantConfig).values():
         config.position_scheme = at_step(config.position_scheme, None if over else step)
-    if over:
-        _save_without_progress(model)
 
 
-def _save_without_progress(model: nn.Module) -> None:
-    """A variant that is saved when it is over is like any other."""
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            left_out = {name for name, _ in module.named_buffers() if name.endswith(PROGRESS)}
-            module._keys_to_ignore_on_save = {*(module._keys_to_ignore_on_save or ()), *left_out}
+def marks_of_the_end(model: nn.Module) -> set[str]:
+    """Names of buffers that say of base models that their handover is over."""
+    return {
+        f"{name}.progress" for name, module in model.named_modules() if isinstance(module, Progress) and module.is_over
+    }
 
 
 def _share_out_anew(base: Any, schedule: Schedule) -> None:
@@ -163,9 +159,10 @@ def before_loading(base: Any, state: dict[str, Any], prefix: str) -> None:
             go_to(base, schedule.steps)
         return
     step, steps = progress.tolist()
-    if schedule is None and step >= steps:
-        if not hasattr(base, "handover"):  # one that never handed over, and has no place for it
-            del state[f"{prefix}{PROGRESS}"]
+    if step >= steps:
+        if schedule is not None:
+            go_to(base, schedule.steps)
+        del state[f"{prefix}{PROGRESS}"]  # one that never handed over has no place for it, and others have their own
         return
     if schedule is None:
         raise ValueError(

@@ -14,7 +14,7 @@ import torch
 import word_level
 from converting import hashes, saved
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 from transformers import AutoModelForCausalLM
 
 import hf_posenc
@@ -150,9 +150,9 @@ def test_an_index_that_lies_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    def refused(match: str, source: Path) -> None:
+    def refused(match: str, source: Path, scheme: Any = "rope") -> None:
         with pytest.raises(ValueError, match=match):
-            hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
+            hf_posenc.convert_checkpoint(source, scheme, tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
     def with_weights(name: str, change: Any) -> Path:
@@ -169,7 +169,8 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         r"h.1.attn.c_attn.weight is of shape \(32, 95\)", with_weights("odd", lambda tensors: tensors.update(shorter))
     )
     table = {"transformer.wpe.weight": torch.zeros(40, 32)}
-    refused(r"wpe.weight is of shape \(40, 32\)", with_weights("short", lambda tensors: tensors.update(table)))
+    source = with_weights("short", lambda tensors: tensors.update(table))
+    refused(r"wpe.weight is of shape \(40, 32\)", source, ["learned", "alibi"])
     source = saved(tmp_path / "heads")
     rewrite(source / "config.json", n_head=3)
     refused("no model|divisible", source)
@@ -179,6 +180,26 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     last = max(weight_map.values())
     rewrite(index, weight_map={name: file for name, file in weight_map.items() if file != last})
     refused("missing", source)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_weights_that_transformers_would_load_are_converted(architecture: str, tmp_path: Path) -> None:
+    """Of tied weights, under the head's name only; of a kernel that is not here; of a table that is dropped anyway."""
+    source = saved(tmp_path / "source", architecture)
+    if architecture == "llama":
+        tiny.model("llama", dtype=torch.float32, tie_word_embeddings=True).save_pretrained(source)
+    model = AutoModelForCausalLM.from_pretrained(source)
+    save_model(model, str(source / "model.safetensors"), metadata={"format": "pt"})
+    assert not any("wte" in name or "embed_tokens" in name for name in load_file(source / "model.safetensors"))
+    expected = AutoModelForCausalLM.from_pretrained(source, position_scheme="rope")
+    rewrite(source / "config.json", attn_implementation="flash_attention_2")
+    if architecture == "gpt2":
+        rewrite(source / "config.json", n_positions=77)
+    hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
+    rewrite(tmp_path / "out" / "config.json", attn_implementation="sdpa")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        assert torch.equal(found(tiny.tokens()).logits, expected(tiny.tokens()).logits)
 
 
 def test_the_file_that_transformers_would_load_is_converted(tmp_path: Path) -> None:

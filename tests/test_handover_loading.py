@@ -11,6 +11,7 @@ import tiny
 import torch
 from cases import ARCHITECTURES
 from handing import STEPS, handing, logits
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, EncoderDecoderModel, Trainer, TrainingArguments
 
 import hf_posenc
@@ -110,6 +111,32 @@ def test_restore_thaws_what_was_frozen() -> None:
         hf_posenc.Handover(model, "alibi", steps=STEPS)
         hf_posenc.Handover(model).go_to(steps)  # a second one for the same
         assert hf_posenc.restore(model).transformer.wpe.weight.requires_grad
+
+
+def test_a_second_handover_is_saved_on_its_way(tmp_path: Path) -> None:
+    """What the first one left out of its last save is none of the second one's."""
+    model = tiny.model("llama", dtype=torch.float32)
+    hf_posenc.Handover(model, "alibi", steps=STEPS).finish()
+    hf_posenc.restore(model)
+    hf_posenc.Handover(model, "t5", steps=STEPS).go_to(2)
+    model.save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["model.handover.progress"].tolist() == [2, STEPS]
+
+
+def test_weights_of_the_end_say_so(tmp_path: Path) -> None:
+    """Also where all else looks like stock weights, of a handover of another length, and in models of the end."""
+    ended = handing("llama", "alibi", torch.float32)
+    go_to(ended, STEPS)
+    for steps in (STEPS, 2 * STEPS):
+        model = tiny.model("llama", with_handover("alibi", steps), torch.float32, seed=3)
+        model.load_state_dict(ended.state_dict())
+        assert model.config.position_scheme == {"type": "alibi"}
+        assert torch.equal(logits(model, tiny.tokens()), logits(ended, tiny.tokens()))
+        model.save_pretrained(tmp_path)
+        again, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(report[word] for word in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        again.load_state_dict(model.state_dict())
+        model.load_state_dict(again.state_dict())
 
 
 def test_composite_models_hand_over_in_both_parts_or_one(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ def test_tokens_are_counted_until_a_level_holds() -> None:
     assert tokens_until(outcome(1.0, 0.1, 0.5, 0.1), 0.3) == 250  # reached and lost again does not count
     assert tokens_until(outcome(0.1, 0.1), 0.3) == 0
     assert tokens_until(outcome(1.0, 0.1, 0.5), 0.3) == math.inf
+    assert tokens_until(outcome(0.5, math.inf, 0.1), 0.3) == pytest.approx(200)
+    assert tokens_until(outcome(0.5, 0.1, math.nan), 0.3) == math.inf
 
 
 def test_the_best_rate_is_taken_from_the_sweep() -> None:

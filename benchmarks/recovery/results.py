@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -12,6 +13,8 @@ from .trial import Outcome
 
 LEVELS = (0.05, 0.01)
 """Shortfalls that count as recovered: within 5 % of the original, and within 1 %."""
+LARGE = 1e30
+"""What stands for a shortfall that is no number."""
 
 
 def best_rate(subject: Subject, outcomes: list[Outcome], scheme: Any, method: str) -> float:
@@ -54,14 +57,15 @@ class Results:
 
 def tokens_until(outcome: Outcome, level: float) -> float:
     """Until the shortfall is no greater than a level, and stays so; between two measurements, on the line between."""
+    curve = [(tokens, value if math.isfinite(value) else LARGE) for tokens, value in outcome.curve]
     reached = math.inf
-    for (before, worse), (after, better) in reversed(list(zip(outcome.curve, outcome.curve[1:], strict=False))):
+    for (before, worse), (after, better) in reversed(list(pairwise(curve))):
         if better > level:
             return reached
         reached = float(after)
         if worse > level:
             return before + (after - before) * (worse - level) / (worse - better)
-    return float(outcome.curve[0][0]) if outcome.curve[0][1] <= level else reached
+    return float(curve[0][0]) if curve[0][1] <= level else reached
 
 
 def named(scheme: Any) -> str:

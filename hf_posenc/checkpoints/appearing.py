@@ -88,7 +88,11 @@ def _put_in_place(directory: Path, place: Path, force: bool) -> None:
         directory.replace(place)  # over an empty directory too, and never over one that has been filled meanwhile
         return
     old = _beside(place, "replaced")
-    place.replace(old)
+    try:
+        place.replace(old)
+    except BaseException:
+        old.rmdir()
+        raise
     try:
         directory.replace(place)
     except BaseException:

@@ -81,6 +81,7 @@ def convert_checkpoint(
     config.remember_base_model(source)
     register(type(found.config))
     planned = plan(found.architecture, config)
+    found.refuse_other_weights(planned.keeps_table)
     config.architectures = [f"PosEnc{name}" for name in found.config.architectures or []] or None
     dropped, row_orders = _dropped(found, planned), _row_orders(found, planned, rotary_weights)
     added = _new_tensors(found, planned, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,8 +27,13 @@ OPTIONAL = "pooler."
 _NAMED = 4
 
 
-def compare(config: Any, tensors: Tensors) -> tuple[Explanation | None, list[str], list[str]]:
-    """What acts in the model that a config tells of; what is wrong with the tensors for it; and what is odd."""
+def compare(
+    config: Any, tensors: Tensors, only: Callable[[str], bool] | None = None
+) -> tuple[Explanation | None, list[str], list[str]]:
+    """What acts in the model that a config tells of; what is wrong with the tensors for it; and what is odd.
+
+    With `only`, what is wrong with those tensors of the base model whose names it takes.
+    """
     stock = config.stock_class.model_type if isinstance(config, VariantConfig) else config.model_type
     architecture = ARCHITECTURES[stock]
     layers = layers_in(architecture, tensors)
@@ -43,6 +48,9 @@ def compare(config: Any, tensors: Tensors) -> tuple[Explanation | None, list[str
     found = {_within(name, prefix): entry.shape for name, entry in _plain(tensors).items()}
     tied = {(_within(one, prefix), _within(other, prefix)) for one, other in model.all_tied_weights_keys.items()}
     there = set(found) | {name for pair in tied if set(pair) & set(found) for name in pair}
+    if only is not None:
+        base = {_within(name, prefix) for name in model.base_model.state_dict()}
+        wanted = {name: shape for name, shape in wanted.items() if name in base and only(name)}
     absent = _not_ignored(set(wanted) - there, model._keys_to_ignore_on_load_missing)
     missing = [name for name in absent if not name.startswith(OPTIONAL)]
     unexpected = _not_ignored(set(found) - set(wanted), model._keys_to_ignore_on_load_unexpected)
@@ -66,14 +74,25 @@ def layers_in(architecture: Architecture, tensors: Tensors) -> int:
     return 1 + max((int(found[1]) for name in tensors if (found := number.search(name))), default=-1)
 
 
-def skeleton(config: Any, architecture: Architecture) -> Any:
-    """The model that a config tells of, without any numbers in it."""
+def _class_of(config: Any, architecture: Architecture) -> Any:
+    """The stock class that a config names, or None if it is none of the family."""
     names = config.architectures if isinstance(config.architectures, list) else []
     name = str(names[0]).removeprefix("PosEnc") if names else architecture.base.__name__
     cls = getattr(sys.modules[architecture.family.__module__], name, None)
-    if not (isinstance(cls, type) and issubclass(cls, architecture.family)):
-        known = architecture.base.__name__
-        raise ValueError(f"config.json names the architecture {shown(names[0])}, which is none of {known}'s family")
+    return cls if isinstance(cls, type) and issubclass(cls, architecture.family) else None
+
+
+def knows_head(config: Any, architecture: Architecture) -> bool:
+    """Whether the model that a config names is one of transformers' own."""
+    return _class_of(config, architecture) is not None
+
+
+def skeleton(config: Any, architecture: Architecture) -> Any:
+    """The model that a config tells of, without any numbers in it."""
+    cls = _class_of(config, architecture)
+    if cls is None:
+        name, known = config.architectures[0], architecture.base.__name__
+        raise ValueError(f"config.json names the architecture {shown(name)}, which is none of {known}'s family")
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -17,7 +17,7 @@ from ..names import VARIANT_PREFIX
 from ..patches.architecture import Architecture
 from ..patches.live import ARCHITECTURES
 from .configs import read_config, read_fields
-from .expected import compare
+from .expected import compare, knows_head
 from .shards import Shard, read_shards
 
 WEIGHTS = ("config.json", "*.safetensors", SAFE_WEIGHTS_INDEX_NAME)
@@ -52,20 +52,22 @@ class Source:
             shards = read_shards(directory)
         except OSError as error:
             raise ValueError(f"{source} cannot be read: {error}") from error
-        _refuse_other_weights(config, shards)
         return cls(directory, config, ARCHITECTURES[config.model_type], shards)
 
-
-def _refuse_other_weights(config: Any, shards: tuple[Shard, ...]) -> None:
-    """The weights must be those of the config's model. Its head is nobody's business: positions are not in it."""
-    entries = {name: entry for shard in shards for name, entry in shard.entries.items()}
-    if not any(config.hidden_size in entry.shape for entry in entries.values()):
-        raise ValueError(f"config.json is of a model {config.hidden_size:,} wide, and no tensor of the weights is")
-    without_head = copy.deepcopy(config)
-    without_head.architectures = None
-    _, problems, _ = compare(without_head, entries)
-    if problems:
-        raise ValueError(f"the weights are not those of config.json's model: {'; '.join(problems[:MOST_TOLD])}")
+    def refuse_other_weights(self, keeps_table: bool) -> None:
+        """The weights must be those of the config's model: but for its head, and for a table that is dropped."""
+        width = self.config.hidden_size
+        entries = {name: shard.entries[name] for name, shard in self.names.items()}
+        if not any(width in entry.shape for entry in entries.values()):
+            raise ValueError(f"config.json is of a model {width:,} wide, and no tensor of the weights is")
+        config = copy.deepcopy(self.config)
+        config._attn_implementation = "eager"  # whatever the machine has: nothing is computed here
+        if not knows_head(config, self.architecture):
+            config.architectures = None
+        dropped = None if keeps_table else f"{self.architecture.table}.weight"
+        _, problems, _ = compare(config, entries, only=lambda name: name != dropped)
+        if problems:
+            raise ValueError(f"the weights are not those of config.json's model: {'; '.join(problems[:MOST_TOLD])}")
 
 
 def _directory(source: str | Path, hub: dict[str, Any]) -> Path:

@@ -90,14 +90,15 @@ def teacher_of(request: Request, objective: Objective, packing: bool, classes: C
         changes["position_scheme"] = "learned"
     model, found = _loaded(objective.auto_class, source, revision=revision, output_loading_info=True, **changes)
     if request.teacher is not None:
-        _refuse_other_sizes(model.config, read_config(request.model, request.revision), request)
+        student = read_config(request.model, request.revision)
+        _refuse_other_sizes(model.config, student, request, objective.predicts_tokens)
     return Teacher(model, head_is_new=bool(found["missing_keys"]))
 
 
-def _refuse_other_sizes(teacher: Any, student: Any, request: Request) -> None:
+def _refuse_other_sizes(teacher: Any, student: Any, request: Request, predicts_tokens: bool) -> None:
     """What is compared must be as large."""
     weights = request.recipe.weights
-    compared = [("vocab_size", "tokens", weights.predictions, "--prediction-weight")]
+    compared = [("vocab_size", "tokens", predicts_tokens and weights.predictions, "--prediction-weight")]
     compared.append(("hidden_size", "features", weights.states, "--state-weight"))
     compared.append(("num_hidden_layers", "layers", weights.states, "--state-weight"))
     for name, what, weight, option in compared:

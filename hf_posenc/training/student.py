@@ -71,7 +71,7 @@ def student_of(
 
 def _loaded(request: Request, objective: Objective, handover_steps: int | None, classes: Classes | None) -> Any:
     """In float32, whatever the files are in: what an optimizer adds at a time is lost in less."""
-    changes = classes.fields if classes is not None else {}
+    changes = dict(classes.fields) if classes is not None else {}
     if request.scheme is not None:
         scheme = request.scheme
         if handover_steps is not None and schedule_of(parse(scheme)) is None:
