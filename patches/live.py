@@ -74,7 +74,8 @@ def retrofit(model: Model, position_scheme: Any) -> Model:
     for module in model.modules():
         if isinstance(module, architecture.family):
             module.__class__ = variant_class(architecture, type(module))
-            _CAN_RECORD_REGISTRY[str(type(module))] = type(module)._can_record_outputs
+            # By its name in all versions: newer ones have a dict of their own that is asked for with models.
+            dict.__setitem__(_CAN_RECORD_REGISTRY, str(type(module)), type(module)._can_record_outputs)
     return model
 
 

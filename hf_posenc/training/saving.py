@@ -99,6 +99,9 @@ class WholeCheckpoints:
             self.state.save_to_json(str(written / STATE))
 
     def _save(self: Any, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if not self.args.should_save:  # newer versions of transformers ask every process, and one writes
+            super()._save(output_dir, state_dict)  # type: ignore[misc]
+            return
         directory = Path(output_dir or self.args.output_dir)
         if self.has_adapters:
             state = self.model.state_dict() if state_dict is None else state_dict
