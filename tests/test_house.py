@@ -105,7 +105,7 @@ FLOORS = [
         "engine.bands",
         "engine",
     ],
-    ["files", "limits"],
+    ["disk", "files", "limits"],
 ]
 
 

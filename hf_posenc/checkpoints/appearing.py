@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+from ..disk import is_out_of_space, sync
 
 
 def place_for(out: str | Path, source: Path, force: bool) -> Path:
@@ -54,7 +53,7 @@ def appearing(place: Path, force: bool) -> Iterator[Path]:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        if getattr(error, "errno", None) in FULL or os.strerror(errno.ENOSPC) in str(error):
+        if is_out_of_space(error):
             raise ValueError(f"no space left for {place}: nothing was written") from error
         raise ValueError(f"{place} could not be written, and nothing of it is left: {error}") from error
     finally:
@@ -76,11 +75,7 @@ def _umask() -> int:
 def _flush(directory: Path) -> None:
     """See to it that what was written is on the disk before its name is: a crash must not leave empty files."""
     for path in [*(p for p in directory.rglob("*") if p.is_file()), directory]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)
 
 
 def _put_in_place(directory: Path, place: Path, force: bool) -> None:

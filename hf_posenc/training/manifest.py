@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
+
+from ..disk import sync
 
 MANIFEST = "manifest.json"
 _PIECE = 1 << 22
@@ -37,14 +38,6 @@ def what_is_wrong(directory: Path) -> str | None:
         if _digest(path) != digest:
             return f"{name} is not what was written"
     return None
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(path: Path) -> str:

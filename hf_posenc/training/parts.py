@@ -131,7 +131,7 @@ def tokenizer_of(request: Request, objective: Objective) -> Any:
     return tokenizer
 
 
-def documents_of(request: Request, directory: Path, teacher: Any, wanted_rows: int, length: int, main: bool) -> Any:
+def documents_of(request: Request, directory: Path, writer: Any, wanted_rows: int, length: int, main: bool) -> Any:
     """The text to train on. A model's own is written once and kept: who goes on later goes on with the same."""
     if request.data != SELF:
         return read(request.data, request.split, request.streaming)
@@ -139,15 +139,14 @@ def documents_of(request: Request, directory: Path, teacher: Any, wanted_rows: i
 
     path = directory / OWN_TEXT
     if main:
-        model = teacher.model if isinstance(teacher, Teacher) else teacher
-        rows, length = request.self_rows or min(wanted_rows, MOST_OWN_ROWS), min(length, _longest(model))
+        rows, length = request.self_rows or min(wanted_rows, MOST_OWN_ROWS), min(length, _longest(writer))
         name = request.teacher or request.model
-        writer = {"model": str(name), "revision": str(request.revision), "rows": f"{rows} of {length}"}
-        if not _is_written_by(path, writer):
-            ids = own_text(model, rows, length)
+        written = {"model": str(name), "revision": str(request.revision), "rows": f"{rows} of {length}"}
+        if not _is_written_by(path, written):
+            ids = own_text(writer, rows, length)
             beside = path.with_suffix(".new")
             directory.mkdir(parents=True, exist_ok=True)
-            save_file({IDS: ids}, beside, metadata=writer)
+            save_file({IDS: ids}, beside, metadata=written)
             beside.replace(path)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()

@@ -16,6 +16,7 @@ from transformers import TrainingArguments, set_seed
 from transformers.utils import logging
 
 from ..files import RECOVERY
+from ..grammar import parse, schedule_of
 from ..handover import Handover
 from ..patches.handing import schedule_in
 from .classes import accuracy, classes_of
@@ -123,6 +124,11 @@ def rows_a_step(arguments: TrainingArguments) -> int:
 
 def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage], note: Note, directory: Path) -> Run:
     config = config_of(request)
+    if arguments.load_best_model_at_end and _hands_over(request, config):
+        raise ValueError(
+            "--load-best-model-at-end may want a model back that still hands over, and its old encoding is gone at the "
+            "end: leave it, or the handover, out"
+        )
     objective = objective_of(config, request.task)
     packing = request.packing if request.packing is not None else objective is Objective.CAUSAL
     tokenizer = tokenizer_of(request, objective)
@@ -144,11 +150,6 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
     model = student_of(request, objective, rows, row_count, steps, stages, fresh, classes, device)
     if objective is Objective.CLASSIFICATION:
         _know_the_padding([model, *([teacher.model] if teacher else [])], tokenizer)
-    if arguments.load_best_model_at_end and schedule_in(model):
-        raise ValueError(
-            "--load-best-model-at-end may want a model back that still hands over, and its old encoding is gone at the "
-            "end: leave it, or the handover, out"
-        )
     _choose_parameters(model, request, objective)
     use_cache = getattr(model.config, "use_cache", False)
     evaluated = None
@@ -177,6 +178,12 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
         and stages[-1].length <= teacher.longest
     )
     return Run(trainer, note, directory, use_cache, dtype_of(config), has_original)
+
+
+def _hands_over(request: Request, config: Any) -> bool:
+    if request.scheme is None:
+        return schedule_of(config.position_items()) is not None
+    return bool(request.recipe.handover) or schedule_of(parse(request.scheme)) is not None
 
 
 def _position_rate(request: Request) -> float:
@@ -232,11 +239,9 @@ def _training_rows(
 ) -> Any:
     wanted = max(arguments.max_steps, 0) * rows_a_step(arguments) or 10**9
     longest = max(stage.length for stage in stages)
-    writer: Any = teacher
-    if request.data == SELF and teacher is None:
-        writer = load(objective.auto_class, request)
+    writer: Any = None
     if request.data == SELF:
-        (writer.model if isinstance(writer, Teacher) else writer).to(arguments.device)
+        writer = (teacher.model if teacher is not None else load(objective.auto_class, request)).to(arguments.device)
     documents = documents_of(request, directory, writer, wanted, longest, arguments.process_index == 0)
     by_length = [corpus(stage.length).rows(documents) for stage in stages]
     if len(stages) == 1:

@@ -6,7 +6,6 @@ called `checkpoint-N` is complete.
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
@@ -21,8 +20,9 @@ from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
 from ..checkpoints.shards import read_shards
+from ..disk import is_out_of_space, sync
 from .lora import is_of_adapter, merged
-from .manifest import seal, sync, what_is_wrong
+from .manifest import seal, what_is_wrong
 from .sharded import gathered_optimizer, gathered_weights, is_finite_everywhere, share_out_optimizer
 from .state_files import random_state, read_state, set_random_state, write_state
 
@@ -215,12 +215,6 @@ class WholeCheckpoints:
         for name, parameter in self.model.named_parameters():
             if not is_finite_everywhere(parameter):
                 raise NotFinite(name, self.state, checkpoints_in(Path(self.args.output_dir)))
-
-
-def is_out_of_space(error: BaseException) -> bool:
-    """As Python says it, or as the writer of safetensors does."""
-    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-    return full or any(words in str(error) for words in ("No space left on device", "Disk quota exceeded"))
 
 
 @contextmanager
