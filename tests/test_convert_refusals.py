@@ -182,6 +182,17 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     refused("missing", source)
 
 
+@pytest.mark.parametrize(("field", "match"), [("n_embd", "no tensor of the weights"), ("n_layer", "config.json is of")])
+def test_sizes_that_the_files_do_not_bear_out_take_no_memory(
+    field: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = saved(tmp_path / "source")
+    rewrite(source / "config.json", **{field: 4096 if field == "n_embd" else 64})
+    monkeypatch.setattr(conversion, "plan", lambda *args: pytest.fail("schemes were built before sizes were compared"))
+    with pytest.raises(ValueError, match=match):
+        hf_posenc.convert_checkpoint(source, "deberta", tmp_path / "out")
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_weights_that_transformers_would_load_are_converted(architecture: str, tmp_path: Path) -> None:
     """Of tied weights, under the head's name only; of a kernel that is not here; of a table that is dropped anyway."""

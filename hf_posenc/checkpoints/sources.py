@@ -17,8 +17,8 @@ from ..names import VARIANT_PREFIX
 from ..patches.architecture import Architecture
 from ..patches.live import ARCHITECTURES
 from .configs import read_config, read_fields
-from .expected import compare, knows_head
-from .shards import Shard, read_shards
+from .expected import compare, knows_head, layers_in
+from .shards import Entry, Shard, read_shards
 
 WEIGHTS = ("config.json", "*.safetensors", SAFE_WEIGHTS_INDEX_NAME)
 MOST_TOLD = 3
@@ -52,20 +52,31 @@ class Source:
             shards = read_shards(directory)
         except OSError as error:
             raise ValueError(f"{source} cannot be read: {error}") from error
-        return cls(directory, config, ARCHITECTURES[config.model_type], shards)
+        found = cls(directory, config, ARCHITECTURES[config.model_type], shards)
+        found._refuse_other_sizes()
+        return found
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        return {name: shard.entries[name] for name, shard in self.names.items()}
+
+    def _refuse_other_sizes(self) -> None:
+        """What is made new is as large as the config says: the files must bear it out, before memory is taken."""
+        entries, width, wanted = self.entries, self.config.hidden_size, self.config.num_hidden_layers
+        layers = layers_in(self.architecture, entries)
+        if wanted > layers:
+            raise ValueError(f"config.json is of {wanted} layers, and the weights are of {layers}")
+        if not any(width in entry.shape for entry in entries.values()):
+            raise ValueError(f"config.json is of a model {width:,} wide, and no tensor of the weights is")
 
     def refuse_other_weights(self, keeps_table: bool) -> None:
         """The weights must be those of the config's model: but for its head, and for a table that is dropped."""
-        width = self.config.hidden_size
-        entries = {name: shard.entries[name] for name, shard in self.names.items()}
-        if not any(width in entry.shape for entry in entries.values()):
-            raise ValueError(f"config.json is of a model {width:,} wide, and no tensor of the weights is")
         config = copy.deepcopy(self.config)
         config._attn_implementation = "eager"  # whatever the machine has: nothing is computed here
         if not knows_head(config, self.architecture):
             config.architectures = None
         dropped = None if keeps_table else f"{self.architecture.table}.weight"
-        _, problems, _ = compare(config, entries, only=lambda name: name != dropped)
+        _, problems, _ = compare(config, self.entries, only=lambda name: name != dropped)
         if problems:
             raise ValueError(f"the weights are not those of config.json's model: {'; '.join(problems[:MOST_TOLD])}")
 
