@@ -3,68 +3,92 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 WORKERS ?= 2
+PIP_INSTALL := -m pip install --quiet --constraint $(CONSTRAINTS) --editable
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+FAST := -m 'not slow'
 OLDEST := 5.4.0
+MEASURED := hf_posenc/schemes/*,hf_posenc/attention/*,patches/*
 
-.PHONY: help install demo test test-all test-compat bench bench-quick bench-recovery reference figures check clean
+.PHONY: help install test test-all test-compat coverage lint format check package docs docs-serve reference figures \
+	demo bench bench-quick bench-recovery clean
 
-help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-install: $(VENV)/.installed  ## create the virtual environment and install everything into it
+install: $(VENV)/.installed  ## create .venv and install the package with everything needed for development
 
-# torch comes first and alone, at the version that the constraints name; the rest then finds it there.
+# torch is installed first, at the version pinned in the constraints, so that nothing later pulls in another build.
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement $(CONSTRAINTS)
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) '.[dev]'
 	touch $@
 
-demo: install  ## train a small GPT-2, convert it three ways, bring it back, evaluate and report, offline
-	HF_HUB_OFFLINE=1 $(BIN)/python -m examples.demo
+test: install  ## run the fast tests; run these for every change
+	$(PYTEST) -n $(WORKERS) $(FAST)
 
-test: install  ## run the tests, with a sample of the heavy matrix
-	$(PYTEST) -n $(WORKERS)
-
-test-all: install  ## run every test there is
+test-all: install  ## run all tests, including the slow ones
 	$(PYTEST) -n $(WORKERS) --full
 
-test-compat: $(VENV)-oldest/.installed  ## run the tests on the oldest transformers that is supported
-	HF_HUB_OFFLINE=1 $(VENV)-oldest/bin/python -m pytest -n $(WORKERS)
+test-compat: $(VENV)-oldest/.installed  ## run the fast tests on the oldest supported transformers
+	HF_HUB_OFFLINE=1 $(VENV)-oldest/bin/python -m pytest -n $(WORKERS) $(FAST)
 
 $(VENV)-oldest/.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip install --quiet --requirement $(CONSTRAINTS)
-	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]' transformers==$(OLDEST)
+	$(VENV)-oldest/bin/python $(PIP_INSTALL) '.[test]' transformers==$(OLDEST)
 	touch $@
 
-bench: install  ## measure everything, some 40 minutes, and write benchmarks/RESULTS.md
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[bench]'
-	$(BIN)/python -m benchmarks
+coverage: install  ## measure line coverage of the fast tests; fails below 90% in schemes, attention and patches
+	$(PYTEST) -n $(WORKERS) $(FAST) --cov --cov-report=term
+	$(BIN)/coverage report --include='$(MEASURED)' --fail-under=90
 
-bench-quick: install  ## a sample of it, in under three minutes
-	$(BIN)/python -m benchmarks --quick
-
-bench-recovery: install  ## convert real checkpoints and see how they recover; hours, and can be cut and gone on with
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[plots]'
-	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.recovery
-
-reference: install  ## write docs/schemes.md from the code
-	mkdir -p docs
-	$(BIN)/python -m hf_posenc.reference > docs/schemes.md
-
-# CHECKPOINTS: --llama DIR --data TEXT.txt --bert DIR, for the figures of real checkpoints
-figures: install  ## draw the figures of the documents, some minutes
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[plots]'
-	HF_HUB_OFFLINE=1 $(BIN)/python docs/make_figures.py $(CHECKPOINTS)
-	HF_HUB_OFFLINE=1 $(BIN)/python docs/make_length_curve.py
-
-check: install  ## lint, types, tests; wheel and sdist in an empty environment, used outside of the checkout
+lint: install  ## run ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(MAKE) test
+	$(BIN)/lint-imports
+
+format: install  ## fix what ruff can fix, and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+package: install  ## build the sdist and wheel, then install and use each in an empty environment
 	sh tests/package_smoke.sh $(PYTHON) $(VENV) $(CONSTRAINTS)
 
-clean:  ## remove what the targets made
-	rm -rf $(VENV) $(VENV)-oldest build dist demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+check: lint test docs package  ## run everything that CI runs on one Python version
+
+docs: install  ## build the documentation into site/; warnings are errors
+	$(BIN)/python $(PIP_INSTALL) '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+docs-serve: install  ## serve the documentation locally and rebuild it on changes
+	$(BIN)/python $(PIP_INSTALL) '.[docs]'
+	$(BIN)/mkdocs serve
+
+reference: install  ## generate docs/schemes.md from the code
+	$(BIN)/python -m hf_posenc.reference > docs/schemes.md
+
+# CHECKPOINTS="--llama DIR --bert DIR --data TEXT.txt" also redraws the figures of real checkpoints.
+figures: install  ## redraw the figures of the documentation; takes a few minutes
+	$(BIN)/python $(PIP_INSTALL) '.[plots]'
+	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_figures $(CHECKPOINTS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_length_curve
+
+demo: install  ## train a small GPT-2, convert it to three schemes, fine-tune and evaluate; offline, a few minutes
+	HF_HUB_OFFLINE=1 $(BIN)/python -m examples.demo
+
+bench: install  ## run all benchmarks (about 40 minutes) and write benchmarks/RESULTS.md
+	$(BIN)/python $(PIP_INSTALL) '.[bench]'
+	$(BIN)/python -m benchmarks
+
+bench-quick: install  ## run a sample of the benchmarks in under three minutes
+	$(BIN)/python -m benchmarks --quick
+
+bench-recovery: install  ## measure how much training converted checkpoints need; takes hours, rerun to resume
+	$(BIN)/python $(PIP_INSTALL) '.[plots]'
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.recovery
+
+clean:  ## remove everything that the other targets create
+	rm -rf $(VENV) $(VENV)-oldest build dist demo site *.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache \
+		.import_linter_cache .hypothesis

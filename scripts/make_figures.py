@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 from PIL import Image
-from small_evaluations import SCHEMES, of_lengths, of_likeness, of_passkeys, repeater
-from small_models import LENGTH, read_text, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from hf_posenc import analysis, plots
 from hf_posenc.evaluation import figures
+from scripts.small_evaluations import SCHEMES, of_lengths, of_likeness, of_passkeys, repeater
+from scripts.small_models import LENGTH, read_text, train
 
-HERE = Path(__file__).parent / "figures"
+FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 LARGEST, DPI = 90_000, 100
 LINES: list[str] = []
 COMMON = """house water red run king seven paper music tree happy street doctor bread green winter horse letter school
@@ -34,7 +34,7 @@ prince nine page dance grass angry bridge soldier wine white spring cat story st
 
 def show(name: str, figure: Any, *data: Any) -> None:
     """Write a small .png, and note down the numbers."""
-    save_small(figure, HERE / f"{name}.png")
+    save_small(figure, FIGURES / f"{name}.png")
     say(f"[{name}]", *map(str, data), "")
 
 
@@ -179,7 +179,7 @@ def main() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    HERE.mkdir(exist_ok=True)
+    FIGURES.mkdir(exist_ok=True)
     of_schemes()
     of_small_models(asked.steps)
     of_repeaters(asked.repeating_steps)
@@ -193,7 +193,7 @@ def main() -> None:
         print("no --bert: the figures of a BERT checkpoint stay as they are")
     if asked.llama and asked.data and asked.bert:
         of_checkpoints(asked.llama, asked.bert, asked.data)
-        (HERE / "numbers.txt").write_text("\n".join(LINES), encoding="utf-8")
+        (FIGURES / "numbers.txt").write_text("\n".join(LINES), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from make_figures import save_small
 from matplotlib.figure import Figure
-from small_models import LENGTH, RATE, ROWS, read_text, train
 from transformers.utils import logging
 
 import hf_posenc
@@ -23,8 +21,10 @@ from hf_posenc.plots.drawing import COLOURS
 from hf_posenc.training.rates import parameter_groups
 from hf_posenc.training.recipe import RECOMMENDED
 from hf_posenc.training.teacher import Teacher, Weights, recorded
+from scripts.make_figures import save_small
+from scripts.small_models import LENGTH, RATE, ROWS, read_text, train
 
-HERE = Path(__file__).parent / "figures"
+FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 STEPS, RECOVERY_STEPS, HELD_OUT = 600, 200, 0.2
 STOCK = "stock"
 SCHEMES: dict[str, Any] = {
@@ -99,8 +99,8 @@ def main() -> None:
     lengths = ["0.5x", "1x", "2x", "4x", "8x"]
     found = hf_posenc.evaluate(models, text[cut:], lengths=lengths, task="causal-lm", progress=False)
     print(found)
-    save_small(drawn(found), HERE / "length-curve.png")
-    (HERE / "length-curve.txt").write_text(f"{found}\n", encoding="utf-8")
+    save_small(drawn(found), FIGURES / "length-curve.png")
+    (FIGURES / "length-curve.txt").write_text(f"{found}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
