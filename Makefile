@@ -60,11 +60,11 @@ check: lint test docs package  ## run everything that CI runs on one Python vers
 
 docs: install  ## build the documentation into site/; warnings are errors
 	$(BIN)/python $(PIP_INSTALL) '.[docs]'
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: install  ## serve the documentation locally and rebuild it on changes
 	$(BIN)/python $(PIP_INSTALL) '.[docs]'
-	$(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 reference: install  ## generate docs/schemes.md from the code
 	$(BIN)/python -m hf_posenc.reference > docs/schemes.md

@@ -73,7 +73,7 @@ def test_every_block_of_a_page_runs(page: Path, way: str, shelf: Path, tmp_path:
     assert done.returncode == 0, done.stderr[-6000:]
     asked_for = [request for request in hub.requests if "me/gpt2-rope" not in request]
     assert not [request for request in asked_for if "/api/models/" in request or "/resolve/" in request], asked_for
-    assert set(hub.repos) == ({"me/gpt2-rope"} if page.stem == "api" else set())
+    assert set(hub.repos) == ({"me/gpt2-rope"} if page.stem == "cli" else set())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
