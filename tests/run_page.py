@@ -87,7 +87,10 @@ def run_process(words: list[str]) -> None:
 
 def check_pip(words: list[str]) -> None:
     """Not run: it would change the environment that the tests run in. The name and its extras must be ours."""
-    import tomllib
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # a dependency of pytest
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert words[1] == "install", words
