@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PIP_INSTALL := -m pip install --quiet --constraint $(CONSTRAINTS) --editable
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
-FAST := -m 'not slow'
 OLDEST := 5.4.0
 MEASURED := hf_posenc/schemes/*,hf_posenc/attention/*,patches/*
 
@@ -25,13 +24,13 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 test: install  ## run the fast tests; run these for every change
-	$(PYTEST) -n $(WORKERS) $(FAST)
+	$(PYTEST) -n $(WORKERS)
 
 test-all: install  ## run all tests, including the slow ones
-	$(PYTEST) -n $(WORKERS) --full
+	$(PYTEST) -n $(WORKERS) -m 'slow or not slow'
 
 test-compat: $(VENV)-oldest/.installed  ## run the fast tests on the oldest supported transformers
-	HF_HUB_OFFLINE=1 $(VENV)-oldest/bin/python -m pytest -n $(WORKERS) $(FAST)
+	HF_HUB_OFFLINE=1 $(VENV)-oldest/bin/python -m pytest -n $(WORKERS)
 
 $(VENV)-oldest/.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
@@ -40,7 +39,7 @@ $(VENV)-oldest/.installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 coverage: install  ## measure line coverage of the fast tests; fails below 90% in schemes, attention and patches
-	$(PYTEST) -n $(WORKERS) $(FAST) --cov --cov-report=term
+	$(PYTEST) -n $(WORKERS) --cov --cov-report=term
 	$(BIN)/coverage report --include='$(MEASURED)' --fail-under=90
 
 lint: install  ## run ruff, mypy and import-linter
@@ -67,7 +66,7 @@ docs-serve: install  ## serve the documentation locally and rebuild it on change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 reference: install  ## generate docs/schemes.md from the code
-	$(BIN)/python -m hf_posenc.reference > docs/schemes.md
+	$(BIN)/python scripts/make_scheme_reference.py > docs/schemes.md
 
 # CHECKPOINTS="--llama DIR --bert DIR --data TEXT.txt" also redraws the figures of real checkpoints.
 figures: install  ## redraw the figures of the documentation; takes a few minutes

@@ -9,7 +9,7 @@ import torch
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 
 import hf_posenc  # noqa: F401
-from hf_posenc.attention import positioned_attention
+from hf_posenc.attention.function import posenc_attention_forward
 
 HEADS, HEAD_SIZE = 12, 64
 WIDTH = HEADS * HEAD_SIZE
@@ -79,11 +79,11 @@ def runs(
         inputs = {"inputs_embeds": torch.zeros(batch, length, 1).expand(-1, -1, WIDTH)}
         if padded:
             inputs["attention_mask"] = mask
-        posenc = model.place(inputs).positions
+        posenc = model.prepare_inputs(inputs).positions
 
         def run() -> None:
             given = {"posenc": posenc, "scaling": HEAD_SIZE**-0.5}
-            output, _ = positioned_attention(attention, query, key, value, pairs if padded else None, **given)
+            output, _ = posenc_attention_forward(attention, query, key, value, pairs if padded else None, **given)
             finish(output)
 
         def without_grad() -> None:

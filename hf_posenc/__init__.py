@@ -1,72 +1,74 @@
 """Change the positional encoding of BERT, GPT-2 and LLaMA checkpoints through one config field.
 
-import hf_posenc
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained("openai-community/gpt2", position_scheme="rope")
+Example:
+    >>> import hf_posenc
+    >>> from transformers import AutoModelForCausalLM
+    >>> model = AutoModelForCausalLM.from_pretrained("openai-community/gpt2", position_scheme="rope")
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import plugin
+from .patches.import_hooks import install
 
 if TYPE_CHECKING:
-    from .catalogue import SchemeInfo
-    from .checkpoints import Conversion, convert_checkpoint
-    from .evaluation.run import evaluate
-    from .explanation import explain
-    from .handover import Handover
-    from .hub.push import Pushed, push_directory
-    from .patches import patched, restore, retrofit
-    from .schemes import register_scheme
-    from .training.fitting import fit
-
-    def schemes() -> dict[str, SchemeInfo]: ...
-
+    from .checkpoints import Conversion as Conversion
+    from .checkpoints import convert_checkpoint as convert_checkpoint
+    from .errors import PosEncError as PosEncError
+    from .evaluation.run import evaluate as evaluate
+    from .hub.push import Pushed as Pushed
+    from .hub.push import push_directory as push_directory
+    from .patches import explain as explain
+    from .patches import patched as patched
+    from .patches import restore as restore
+    from .patches import retrofit as retrofit
+    from .registry import list_schemes as list_schemes
+    from .registry import register_scheme as register_scheme
+    from .training.fitting import fit as fit
 
 __version__ = "0.1.0"
+
+# Where each public name lives. Resolved on first use, because these modules import torch and transformers.
+_MODULES = {
+    "Conversion": "checkpoints",
+    "PosEncError": "errors",
+    "Pushed": "hub.push",
+    "convert_checkpoint": "checkpoints",
+    "evaluate": "evaluation.run",
+    "explain": "patches",
+    "fit": "training.fitting",
+    "list_schemes": "registry",
+    "patched": "patches",
+    "push_directory": "hub.push",
+    "register_scheme": "registry",
+    "restore": "patches",
+    "retrofit": "patches",
+}
+_SUBPACKAGES = ("analysis", "checkpoints", "evaluation", "models", "patches", "plots", "schemes", "training")
 __all__ = [
     "Conversion",
-    "Handover",
+    "PosEncError",
     "Pushed",
     "convert_checkpoint",
     "evaluate",
     "explain",
     "fit",
+    "list_schemes",
     "patched",
     "push_directory",
     "register_scheme",
     "restore",
     "retrofit",
-    "schemes",
 ]
-
-_HOMES = {
-    "Conversion": "checkpoints",
-    "convert_checkpoint": "checkpoints",
-    "evaluate": "evaluation.run",
-    "explain": "explanation",
-    "fit": "training.fitting",
-    "Handover": "handover",
-    "patched": "patches",
-    "push_directory": "hub.push",
-    "Pushed": "hub.push",
-    "restore": "patches",
-    "retrofit": "patches",
-    "register_scheme": "schemes",
-}
 
 
 def __getattr__(name: str) -> Any:
-    # Late, because these import torch and the models: `import hf_posenc` must cost next to nothing.
-    from importlib import import_module
-
-    if name in ("analysis", "conventions", "evaluation", "models", "patches", "plots", "schemes", "training"):
+    if name in _SUBPACKAGES:
         return import_module(f".{name}", __name__)
-    if name in _HOMES:
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    if name in _MODULES:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -74,4 +76,4 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
 
 
-plugin.install()
+install()

@@ -17,10 +17,9 @@ from typing import Any, ClassVar
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
-from .grammar import Item, parse, schedule_of
-from .limits import refuse_sizes, shown
-from .names import STOCK_CONFIGS, VARIANT_PREFIX
-from .schedule import KEY, at_step
+from .model_types import STOCK_CONFIGS, VARIANT_PREFIX
+from .spec import SchemeSpec, parse_position_scheme
+from .validation import check_model_sizes, truncate_repr
 
 SHIM = "modeling_hf_posenc"
 MARK = (
@@ -36,7 +35,7 @@ BASE_MODEL = "posenc_base_model"
 """The field of config.json that names the stock checkpoint on the Hub that a variant was made from."""
 FRESH, LEGACY = "_position_scheme_is_fresh", "_position_scheme_is_legacy"
 
-when_scheme_is_set: list[Callable[[type[PreTrainedConfig]], None]] = []
+on_scheme_set: list[Callable[[type[PreTrainedConfig]], None]] = []
 """Called with the stock config class whenever a scheme is set; each sees to it that it acts once."""
 
 
@@ -50,7 +49,7 @@ class PositionScheme:
         if value is None:
             _become_stock(config)
         else:
-            parse(value)
+            parse_position_scheme(value)
             _become_variant(config, value)
 
 
@@ -61,14 +60,14 @@ class VariantConfig:
     model_type: ClassVar[str]
     position_scheme: Any
 
-    def position_items(self) -> tuple[Item, ...]:
+    def position_specs(self) -> tuple[SchemeSpec, ...]:
         scheme = self.__dict__.get("position_scheme")
         if scheme is None:  # transformers builds configs without arguments, to see what the defaults are
             raise ValueError(
                 f"a {self.model_type} config needs a position_scheme; a model without one has a "
                 f"{self.stock_class.__name__}"
             )
-        return parse(scheme)
+        return parse_position_scheme(scheme)
 
     @property
     def scheme_is_fresh(self) -> bool:
@@ -108,7 +107,7 @@ class VariantConfig:
         values[KEPT_FIELDS] = {field: values[field] for field in MARKED_FIELDS if field in values}
         values.update(dict.fromkeys(values[KEPT_FIELDS], MARK))
         _announce(self.stock_class)  # a config that was unpickled has not been through the constructor
-        values["auto_map"] = {auto: f"{SHIM}.{name}" for auto, name in class_names_by_auto_class[type(self)].items()}
+        values["auto_map"] = {auto: f"{SHIM}.{name}" for auto, name in auto_class_names[type(self)].items()}
         path = Path(json_file_path)
         path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         if path.name == CONFIG_NAME:
@@ -131,13 +130,13 @@ def is_hub_id(name: Any) -> bool:
 _HUB_ID = re.compile(r"(?!\.)[\w.-]{1,96}(/(?!\.)[\w.-]{1,96})?", re.ASCII)
 
 
-class_names_by_auto_class: dict[type, dict[str, str]] = {}
+auto_class_names: dict[type, dict[str, str]] = {}
 """For each variant config class, the variant class that each Auto class gives: config.json's `auto_map`."""
 
 
 def write_shim(config_class: type, directory: Path) -> None:
     """The file that `trust_remote_code=True` runs: it imports hf_posenc, and where there is none, names the package."""
-    names = ", ".join(sorted(set(class_names_by_auto_class[config_class].values())))
+    names = ", ".join(sorted(set(auto_class_names[config_class].values())))
     text = f"import hf_posenc  # pip install hf_posenc\nfrom hf_posenc.models import {names}\n"
     (directory / f"{SHIM}.py").write_text(text, encoding="utf-8")
 
@@ -159,7 +158,7 @@ def _make_variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreT
             kwargs.update({field: kept[field] for field in MARKED_FIELDS if field in kept})
         kwargs.pop("auto_map", None)
         from_checkpoint = kwargs.pop("model_type", None) == model_type
-        refuse_sizes(kwargs)
+        check_model_sizes(kwargs)
         stock_class.__init__(self, **kwargs)
         self.__dict__[FRESH] = not from_checkpoint
         _announce(stock_class)
@@ -195,7 +194,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _announce(stock_class: type[PreTrainedConfig]) -> None:
-    for hook in when_scheme_is_set:
+    for hook in on_scheme_set:
         hook(stock_class)
 
 
@@ -219,7 +218,7 @@ def _become_variant(config: PreTrainedConfig, value: Any) -> None:
     try:
         value = json.loads(json.dumps(value, allow_nan=False))  # a copy of its own, and proof that it can be saved
     except (TypeError, ValueError) as error:
-        raise ValueError(f"position_scheme must be plain JSON, got {shown(value)}: {error}") from None
+        raise ValueError(f"position_scheme must be plain JSON, got {truncate_repr(value)}: {error}") from None
     stock_class = next(cls for cls in type(config).__mro__ if cls in _VARIANTS)
     if not isinstance(config, VariantConfig) and type(config) is not stock_class:
         raise ValueError(
@@ -230,28 +229,10 @@ def _become_variant(config: PreTrainedConfig, value: Any) -> None:
     if not isinstance(config, VariantConfig):
         _change_class(config, _VARIANTS[stock_class])
         config.__dict__[FRESH] = True
-    elif not config.scheme_is_fresh and schedule_of(parse(value)) is not None:
-        _refuse_another_handover(config.position_scheme, value)
-    elif config.scheme_is_legacy and parse(value) != parse(config.position_scheme):
+    elif config.scheme_is_legacy and parse_position_scheme(value) != parse_position_scheme(config.position_scheme):
         # Another scheme than the checkpoint's old field says: nothing of it is in the checkpoint.
         config.__dict__.update({FRESH: True, LEGACY: False})
     config.__dict__["position_scheme"] = value
-
-
-def _refuse_another_handover(saved: Any, value: Any) -> None:
-    """What a saved variant would hand over from is not the stock encoding any more, or has come further already."""
-    if saved is not None and at_step(saved, 0) != at_step(value, 0):
-        raise ValueError(
-            f"the checkpoint is a variant with the position scheme {json.dumps(saved)}, which has no stock encoding to "
-            "hand over from: load it without a position_scheme, or begin with the stock checkpoint"
-        )
-    if saved is not None and saved != value and schedule_of(parse(value)) != schedule_of(parse(saved)):
-        given = value if isinstance(value, list) else [value]
-        if not any("step" in item.get(KEY, {}) for item in given if isinstance(item, dict)):
-            raise ValueError(
-                "the checkpoint was saved on the way of this handover, and loading it with that position_scheme would "
-                "begin it anew: load it without one"
-            )
 
 
 def _become_stock(config: PreTrainedConfig) -> None:

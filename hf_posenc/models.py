@@ -13,10 +13,10 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _LazyAutoMapping
 
 from . import config as configs
-from .patches import guard
+from .patches import save_guard as guard
 from .patches.architecture import Architecture
-from .patches.classes import install, variant_class
-from .patches.live import ARCHITECTURES
+from .patches.live_models import ARCHITECTURES
+from .patches.variants import install, variant_class
 
 _lock = threading.RLock()
 _registered: set[str] = set()
@@ -40,7 +40,7 @@ def register(stock_config: type[PreTrainedConfig]) -> None:
             if isinstance(mapping, _LazyAutoMapping) and variant_config in mapping._extra_content:
                 found = mapping._extra_content[variant_config]
                 names[auto_class.__name__] = (found[0] if isinstance(found, tuple) else found).__name__
-        configs.class_names_by_auto_class[variant_config] = names
+        configs.auto_class_names[variant_config] = names
         _registered.add(architecture.model_type)
 
 

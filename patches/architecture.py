@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_posenc.limits import refuse_sizes
-from hf_posenc.scheme import ModelShape
+from hf_posenc.schemes.base import ModelShape
+from hf_posenc.validation import check_model_sizes
 
 
 def leave_inputs(base: nn.Module, inputs: dict[str, Any]) -> None:
@@ -45,11 +45,11 @@ class Architecture:
     is_causal: Callable[[Any], bool]
     fill_inputs: Callable[[nn.Module, dict[str, Any]], None] = leave_inputs
     """Supply what the stock forward would otherwise take from buffers of the trained length."""
-    refuse_config: Callable[[Any], None] = lambda config: None
+    check_config: Callable[[Any], None] = lambda config: None
     """Raise ValueError for settings under which the attention function is not asked for."""
 
     def shape(self, config: Any) -> ModelShape:
-        refuse_sizes(vars(config))
+        check_model_sizes(vars(config))
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return ModelShape(
             hidden_size=config.hidden_size,
@@ -75,14 +75,14 @@ class Architecture:
                 yield layer.get_submodule(self.cross_attention)
 
 
-class NoTable(nn.Module):
+class NullEmbedding(nn.Module):
     """In the place of a position table: adds nothing, at any position."""
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), device=position_ids.device)
 
 
-class NoRotation(nn.Module):
+class IdentityRotary(nn.Module):
     """In the place of a rotary embedding: turns by nothing."""
 
     def forward(self, states: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

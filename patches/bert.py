@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from transformers.models.bert import modeling_bert
 
-from hf_posenc.attention import PositionedAttention
-from hf_posenc.positions import tokens_of
+from hf_posenc.attention.function import PosEncAttention
+from hf_posenc.attention.positions import token_like
 
 from .architecture import Architecture
 
 
-class PosEncBertSelfAttention(PositionedAttention, modeling_bert.BertSelfAttention):
+class PosEncBertSelfAttention(PosEncAttention, modeling_bert.BertSelfAttention):
     stock_eager = staticmethod(modeling_bert.eager_attention_forward)
 
     def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,7 +31,7 @@ class PosEncBertCrossAttention(modeling_bert.BertCrossAttention):
 def _token_types(base: nn.Module, inputs: dict[str, Any]) -> None:
     # The stock embeddings look absent token types up in a buffer as long as the trained length.
     if inputs.get("token_type_ids") is None:
-        inputs["token_type_ids"] = torch.zeros_like(tokens_of(inputs), dtype=torch.long)
+        inputs["token_type_ids"] = torch.zeros_like(token_like(inputs), dtype=torch.long)
 
 
 BERT = Architecture(

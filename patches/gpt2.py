@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from transformers.models.gpt2 import modeling_gpt2
 
-from hf_posenc.attention import PositionedAttention
+from hf_posenc.attention.function import PosEncAttention
 
 from .architecture import Architecture
 
 
-class PosEncGPT2Attention(PositionedAttention, modeling_gpt2.GPT2Attention):
+class PosEncGPT2Attention(PosEncAttention, modeling_gpt2.GPT2Attention):
     stock_eager = staticmethod(modeling_gpt2.eager_attention_forward)
 
     def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,5 +37,5 @@ GPT2 = Architecture(
     self_attention="attn",
     table="wpe",
     is_causal=lambda config: getattr(config, "is_causal", True),
-    refuse_config=_refuse,
+    check_config=_refuse,
 )

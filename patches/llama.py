@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from transformers.models.llama import modeling_llama
 
-from hf_posenc.attention import PositionedAttention
-from hf_posenc.scheme import STOCK_ROTATION, Positions
+from hf_posenc.attention.function import PosEncAttention
+from hf_posenc.schemes.base import STOCK_ROTATION
+from hf_posenc.schemes.inputs import Positions
 
 from .architecture import Architecture
 
 
-class PosEncLlamaAttention(PositionedAttention, modeling_llama.LlamaAttention):
+class PosEncLlamaAttention(PosEncAttention, modeling_llama.LlamaAttention):
     stock_eager = staticmethod(modeling_llama.eager_attention_forward)
 
     def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

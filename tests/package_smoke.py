@@ -53,7 +53,7 @@ def main() -> None:
 
     helped, listed = command("--help"), json.loads(command("schemes", "--json"))
     assert all(name in helped for name in ("convert", "eval", "inspect", "plot", "push", "schemes", "train"))
-    assert set(listed) == set(hf_posenc.schemes())
+    assert set(listed) == set(hf_posenc.list_schemes())
 
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=16, bos_token_id=1, eos_token_id=2)

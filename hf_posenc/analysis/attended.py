@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..patches.classes import BaseVariant
+from ..patches.variants import PosEncBaseModel
 from .subjects import architecture_of, base_of, evaluating, names_of, refuse_foreign
 
 
@@ -91,7 +91,7 @@ def attention_by_distance(model: nn.Module, ids: torch.Tensor, name: str = "") -
     total = torch.stack([sums[layer] for layer in sorted(sums)]).cpu()
     distances = torch.arange(1 - length, length)
     pairs = len(ids) * (length - distances.abs())
-    shown = name or (names_of(base) if isinstance(base, BaseVariant) else f"stock {architecture.model_type}")
+    shown = name or (names_of(base) if isinstance(base, PosEncBaseModel) else f"stock {architecture.model_type}")
     kept = distances <= 0 if not total[..., distances > 0].any() else distances < length
     return Attended(shown, distances[kept], total[..., kept] / (len(ids) * length), (total / pairs)[..., kept])
 

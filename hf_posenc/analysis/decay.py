@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from ..attention import turned
+from ..attention.function import apply_rotation
 from .subjects import names_of, positioned, positions_of, refuse_layer
 from .turning import turning, turns_of
 
@@ -45,7 +45,7 @@ def decay(model: nn.Module, length: int = 512, layer: int = 0) -> Decay:
         found, turns = turning(posenc, layer, names_of(base)), turns_of(posenc, layer)
         size = base.position_scheme[0].shape.head_size
         same = torch.ones(1, 1, length, size, device=posenc.queries_BQ.device)
-        query, keys = (turned(same, turns, is_key)[0, 0].double().cpu() for is_key in (False, True))
+        query, keys = (apply_rotation(same, turns, is_key)[0, 0].double().cpu() for is_key in (False, True))
         products = (query[-1] * keys).flip(0)
         by_pair = products[:, found.pairs].mean(-1).T
         return Decay(names_of(base), products.mean(-1), by_pair.clone(), found.wavelengths)

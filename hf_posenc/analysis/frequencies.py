@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attention import turned
+from ..attention.function import apply_rotation
 from .subjects import names_of, positioned, refuse_foreign
 from .turning import turning, turns_of
 
@@ -48,7 +48,7 @@ def frequencies(model: nn.Module, ids: torch.Tensor, name: str = "") -> Frequenc
     with positioned(model) as base:
         refuse_foreign(base, ids)
         ids = ids.to(base.device)
-        posenc = base.place({"input_ids": ids[:1]}).positions
+        posenc = base.prepare_inputs({"input_ids": ids[:1]}).positions
         modules = dict(base.architecture.attentions(base))
         layers = [layer for layer in modules if turns_of(posenc, layer)]
         found = turning(posenc, layers[0] if layers else 0, names_of(base))
@@ -80,7 +80,7 @@ def _magnitudes(module: Any, states: torch.Tensor, turns: Any, pairs: torch.Tens
     """(H, F + 1): the sum over visible pairs of the magnitude of each part; the last is of features not turned."""
     size = turns[0][0].shape.head_size
     query, key = (found.unflatten(-1, (-1, size)).transpose(1, 2) for found in module.projected(states))
-    query_HND, key_GND = turned(query, turns, False)[0].double(), turned(key, turns, True)[0].double()
+    query_HND, key_GND = apply_rotation(query, turns, False)[0].double(), apply_rotation(key, turns, True)[0].double()
     key_HND = key_GND.repeat_interleave(len(query_HND) // len(key_GND), dim=0)
     rest = sorted(set(range(size)) - set(pairs.flatten().tolist()))
 

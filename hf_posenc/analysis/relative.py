@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attention import schemes_at, score_terms
-from ..engine.scores import written_out
-from ..scheme import Content, Positions
-from ..terms import DistanceBias, KeyTerm, QueryTerm, Term
+from ..attention.function import schemes_at, score_terms
+from ..attention.materialize import materialize
+from ..schemes.inputs import Content, Positions
+from ..schemes.terms import DistanceBias, KeyTerm, QueryTerm, Term
 from .subjects import names_of, positioned, positions_of, refuse_layer, schemes_with
 
 ELSEWHERE = "it adds nothing to the scores; look at its encoding or its decay instead"
@@ -110,7 +110,7 @@ def bias_by_distance(model: nn.Module, length: int = 128, layer: int = 0, query:
         if not 0 <= query < length:
             raise ValueError(f"query must be a position from 0 to {length - 1}, got {query}")
         last = query + 1 if posenc.causal else length
-        rows = [written_out(term, posenc, content)[0].expand(-1, length, -1)[:, query, :last] for term in terms]
+        rows = [materialize(term, posenc, content)[0].expand(-1, length, -1)[:, query, :last] for term in terms]
         return Bias(names_of(base), torch.arange(last) - query, torch.stack(rows).sum(0).cpu(), query)
 
 
@@ -122,7 +122,7 @@ def _without_words(base: Any, module: Any, posenc: Positions) -> tuple[list[Term
     everything = torch.ones(1, 1, length, length, dtype=torch.bool, device=like.device)
     visible = everything.tril() if posenc.causal else everything
     scaling = shape.head_size**-0.5
-    content = Content(silent, silent, silent, scaling, lambda: visible, lambda rows: module.rows_by_head(rows, silent))
+    content = Content(silent, silent, silent, scaling, lambda: visible, lambda rows: module.project_rows(rows, silent))
     found: list[Term] = [
         term
         for acting in schemes_at("score", module, posenc)

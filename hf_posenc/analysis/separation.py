@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..mixing import InputScheme
+from ..schemes.mixing import InputScheme
 from .probes import Probe, linear_probe
 from .subjects import names_of, positioned
 from .subspaces import effective_dimension, leading_directions, principal_angles, random_angles

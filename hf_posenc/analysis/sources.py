@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, GPT2Config
 from transformers.utils import logging
 
 from ..config import VariantConfig
-from ..patches.live import ARCHITECTURES
+from ..patches.live_models import ARCHITECTURES
 from .subjects import own_scheme
 from .vectors import position_vectors
 

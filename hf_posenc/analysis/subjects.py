@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..grammar import items_of_stock
 from ..patches.architecture import Architecture
-from ..patches.classes import BaseVariant, Variant
-from ..patches.live import ARCHITECTURES, restore, retrofit
-from ..scheme import Positions, Scheme
+from ..patches.live_models import ARCHITECTURES, restore, retrofit
+from ..patches.variants import PosEncBaseModel, PosEncModel
+from ..schemes.base import Scheme
+from ..schemes.inputs import Positions
 
 
 def own_scheme(architecture: Architecture) -> str:
     """The name of the scheme that computes what the stock architecture does, to the bit."""
-    return items_of_stock("table" if architecture.table else "rotary")[0].name
+    return "learned" if architecture.table else "rope"
 
 
 def architecture_of(model: nn.Module) -> Architecture:
@@ -45,12 +45,12 @@ def base_of(model: nn.Module) -> Any:
 def positioned(model: nn.Module) -> Iterator[Any]:
     """The base model with its schemes. A stock model carries its own encoding as one while this lasts, to the bit."""
     architecture = architecture_of(model)
-    stock = not isinstance(model, Variant)
+    stock = not isinstance(model, PosEncModel)
     with evaluating(model), torch.no_grad():
         if stock:
             retrofit(model, own_scheme(architecture))
         try:
-            yield next(module for module in model.modules() if isinstance(module, BaseVariant))
+            yield next(module for module in model.modules() if isinstance(module, PosEncBaseModel))
         finally:
             if stock:
                 restore(model)
@@ -73,7 +73,7 @@ def positions_of(base: Any, length: int) -> Positions:
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length}")
     device = base.get_input_embeddings().weight.device
-    return base.place({"input_ids": torch.zeros(1, length, dtype=torch.long, device=device)}).positions
+    return base.prepare_inputs({"input_ids": torch.zeros(1, length, dtype=torch.long, device=device)}).positions
 
 
 def names_of(base: Any) -> str:

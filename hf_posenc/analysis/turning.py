@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from ..attention import turned
-from ..scheme import STOCK_ROTATION, Positions
+from ..attention.function import apply_rotation
+from ..schemes.base import STOCK_ROTATION
+from ..schemes.inputs import Positions
 
 NO_ROTATION = "nothing is turned in layer {layer} of {name}: rope and xpos turn queries and keys"
 
@@ -36,7 +37,7 @@ class Turning:
 def turns_of(posenc: Positions, layer: int) -> list[tuple[Any, Any, Any]]:
     """The schemes that turn queries and keys in a layer, also where the architecture does it by their angles."""
     acting = posenc.active[layer]
-    places = [place for place in (*acting["rotate"], *acting[STOCK_ROTATION]) if posenc.schemes[place].takes_part()]
+    places = (*acting["rotate"], *acting[STOCK_ROTATION])
     return [(posenc.schemes[place], posenc.prepared[place], None) for place in places]
 
 
@@ -49,7 +50,7 @@ def turning(posenc: Positions, layer: int, name: str) -> Turning:
     if length < 2:
         raise ValueError("a rotation shows from the second position on: take a length of at least 2")
     units = torch.eye(size, device=posenc.queries_BQ.device)
-    images = torch.stack([turned(row.expand(1, 1, length, size), turns, False)[0, 0, 1] for row in units])
+    images = torch.stack([apply_rotation(row.expand(1, 1, length, size), turns, False)[0, 0, 1] for row in units])
     images = images.double().cpu()
     pairs, rates = [], []
     for feature in range(size):

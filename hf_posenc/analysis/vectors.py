@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..mixing import InputScheme
+from ..schemes.mixing import InputScheme
 from .subjects import positions_of
 
 
@@ -14,7 +14,7 @@ def vectors_of(base: Any, scheme: Any, posenc: Any) -> torch.Tensor:
     """(1, N, P): a scheme's vectors, also where they are the architecture's own table, which it adds itself."""
     if not isinstance(scheme, InputScheme):
         raise ValueError(f"{scheme.name} puts positions into words, but gives no vector of a position by itself")
-    if scheme.keeps_table() and posenc.table is None:
+    if scheme.uses_stock_table() and posenc.table is None:
         return base.get_submodule(base.architecture.table)(posenc.queries_BQ)
     return scheme.vectors(posenc)
 
@@ -22,12 +22,12 @@ def vectors_of(base: Any, scheme: Any, posenc: Any) -> torch.Tensor:
 def input_states(base: Any, ids: torch.Tensor) -> torch.Tensor:
     """(B, N, E): words with their positions in them, as they leave the schemes and before any norm of the model's."""
     inputs: dict[str, Any] = {"input_ids": ids.to(base.device)}
-    posenc = base.place(inputs).positions
+    posenc = base.prepare_inputs(inputs).positions
     states = inputs.get("inputs_embeds")
     if states is None:
         states = base.get_input_embeddings()(inputs["input_ids"])
     for scheme in base.position_scheme:
-        if scheme.keeps_table() and posenc.table is None:
+        if scheme.uses_stock_table() and posenc.table is None:
             states = states + vectors_of(base, scheme, posenc)
     return states.float().cpu()
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .conversion import Conversion, convert_checkpoint
+from .convert import Conversion, convert_checkpoint
 
 __all__ = ["Conversion", "convert_checkpoint"]

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..config import VariantConfig
-from ..explanation import Explanation
-from ..limits import shown
-from ..patches.live import ARCHITECTURES
-from ..training.manifest import MANIFEST, what_is_wrong
+from ..patches.explanation import Explanation
+from ..patches.live_models import ARCHITECTURES
 from ..training.parameters import is_of_scheme
 from ..training.request import NOTE
 from ..training.saving import checkpoints_in
-from .configs import read_config, read_fields, read_json
-from .expected import compare
+from ..validation import truncate_repr
+from .config_file import read_config, read_fields, read_json
+from .expected_weights import compare
+from .manifest import MANIFEST, verify_manifest
 from .shards import Shard, pickles_in, read_shards
 
 Kind = Literal["variant", "stock", "run"]
@@ -78,7 +78,11 @@ class Inspection:
         if self.weights is not None and self.weights != self.directory:
             lines.append(f"  weights       {self.weights}")
         if self.architecture is not None:
-            scheme = "none of ours (a stock model)" if self.kind == "stock" else shown(self.position_scheme, json.dumps)
+            scheme = (
+                "none of ours (a stock model)"
+                if self.kind == "stock"
+                else truncate_repr(self.position_scheme, json.dumps)
+            )
             lines.append(f"  architecture  {self.architecture}")
             lines.append(f"  scheme        {scheme}")
             lines.append(f"  base model    {self.base_model or 'not recorded'}")
@@ -126,7 +130,7 @@ def _run_in(directory: Path) -> RunState | None:
     if not (directory / NOTE).is_file():
         return None
     finished = read_json(directory / NOTE).get("finished") is True
-    return RunState(finished, {path.name: what_is_wrong(path) for path in checkpoints_in(directory)})
+    return RunState(finished, {path.name: verify_manifest(path) for path in checkpoints_in(directory)})
 
 
 def _look_at_weights(found: Inspection, directory: Path) -> None:
@@ -134,22 +138,22 @@ def _look_at_weights(found: Inspection, directory: Path) -> None:
     config = read_config(directory)
     if not isinstance(config, VariantConfig) and model_type not in ARCHITECTURES:
         raise ValueError(
-            f"{directory} holds a {shown(model_type)} model; hf_posenc knows {sorted(ARCHITECTURES)} and variants"
+            f"{directory} holds a {truncate_repr(model_type)} model; hf_posenc knows {sorted(ARCHITECTURES)} and variants"
         )
     if isinstance(config, VariantConfig):
-        config.position_items()
+        config.position_specs()
         found.position_scheme = config.position_scheme
-        found.base_model = None if config.base_model is None else shown(config.base_model).strip("'\"")
+        found.base_model = None if config.base_model is None else truncate_repr(config.base_model).strip("'\"")
         found.kind = "variant" if found.kind == "stock" else found.kind
     names = config.architectures if isinstance(config.architectures, list) else []
-    found.architecture = shown(names[0] if names else model_type).strip("'\"")
+    found.architecture = truncate_repr(names[0] if names else model_type).strip("'\"")
     shards: tuple[Shard, ...] = ()
     try:
         shards = read_shards(directory)
     except ValueError as error:
         found.problems.append(str(error))
     if (directory / MANIFEST).is_file():
-        problem = what_is_wrong(directory)
+        problem = verify_manifest(directory)
         found.sealed = problem is None
         if problem is not None:
             found.problems.append(f"{directory}: {problem}")

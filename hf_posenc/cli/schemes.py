@@ -20,7 +20,7 @@ def schemes(as_json: Json = False) -> None:
     """
     import hf_posenc
 
-    found = hf_posenc.schemes()
+    found = hf_posenc.list_schemes()
     if as_json:
         typer.echo(json.dumps({name: dataclasses.asdict(info) for name, info in found.items()}, default=str, indent=1))
         return

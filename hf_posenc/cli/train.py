@@ -126,11 +126,11 @@ def train(
 
 def _result(directory: Path, pushed: Any) -> dict[str, Any]:
     """What came out, for programs."""
-    from ..files import RECOVERY
+    from ..checkpoints.file_names import RECOVERY_FILE
     from ..training.request import NOTE
 
     note = json.loads((directory / NOTE).read_text(encoding="utf-8"))
-    recovery = directory / RECOVERY
+    recovery = directory / RECOVERY_FILE
     return {
         "directory": str(directory),
         "position_scheme": json.loads((directory / "config.json").read_text(encoding="utf-8"))["position_scheme"],

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..files import LENGTH_CURVE
+from ..checkpoints.file_names import LENGTH_CURVE_FILE
 from .estimates import Estimate, mean, perplexity
 from .results import LengthResult, OrderResult, PasskeyResult, Result, SimilarityResult
 from .tables import Notes, length_table, order_table, passkey_table, similarity_table
@@ -84,8 +84,8 @@ class Evaluation:
         if model is None and len(self.models) != 1:
             raise ValueError(f"the curve of which model? Name one of {list(self.models)}")
         if not Path(directory).is_dir():
-            raise ValueError(f"{directory} is no directory to write {LENGTH_CURVE} into")
-        path = place_for(Path(directory) / LENGTH_CURVE)
+            raise ValueError(f"{directory} is no directory to write {LENGTH_CURVE_FILE} into")
+        path = place_for(Path(directory) / LENGTH_CURVE_FILE)
         path.write_text(json.dumps(self.curve(model or self.models[0]), indent=1), encoding="utf-8")
         return path
 

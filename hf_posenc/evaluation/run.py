@@ -22,15 +22,7 @@ from .scoring import longest_that_works
 from .settings import Settings
 from .similarity import measure_similarity
 from .store import Store
-from .subject import (
-    Candidate,
-    Subject,
-    candidates_of,
-    fingerprint,
-    loaded,
-    refuse_foreign_tokens,
-    tokenizer_for,
-)
+from .subject import Candidate, Subject, candidates_of, fingerprint, loaded, refuse_foreign_tokens, tokenizer_for
 from .text import Data, digest, stream_of
 from .windows import Frame
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..names import STOCK_TYPES, VARIANT_PREFIX
+from ..model_types import STOCK_TYPES, VARIANT_PREFIX
 from .halt import Halt, halting
 
 PLACES_AT_A_TIME = 1024

@@ -7,9 +7,9 @@ import json
 import re
 from typing import Any
 
-from ..catalogue import describe
-from ..config import VariantConfig, class_names_by_auto_class
-from ..grammar import Item, parse, schedule_of
+from ..config import VariantConfig, auto_class_names
+from ..registry import describe
+from ..spec import SchemeSpec, parse_position_scheme
 from .figures import Figures
 from .readme import Readme
 
@@ -48,7 +48,7 @@ class Subject:
     @property
     def auto_class(self) -> str:
         own = (self.config.architectures or [""])[0]
-        known = class_names_by_auto_class[type(self.config)]
+        known = auto_class_names[type(self.config)]
         return next((auto for auto in TASKS if known.get(auto) == own), "AutoModel")
 
 
@@ -60,7 +60,7 @@ def card_of(subject: Subject) -> Readme:
 
 
 def _metadata(subject: Subject) -> dict[str, Any]:
-    names = [item.name for item in parse(subject.config.position_scheme)]
+    names = [item.name for item in parse_position_scheme(subject.config.position_scheme)]
     known = {
         "base_model": subject.base_model,
         "library_name": "transformers",
@@ -72,7 +72,7 @@ def _metadata(subject: Subject) -> dict[str, Any]:
 
 def _title(subject: Subject) -> str:
     stock = STOCK_NAMES[subject.stock_type]
-    names = " and ".join(f"`{item.name}`" for item in parse(subject.config.position_scheme))
+    names = " and ".join(f"`{item.name}`" for item in parse_position_scheme(subject.config.position_scheme))
     made = f"[{subject.base_model}](https://huggingface.co/{subject.base_model})" if subject.base_model else None
     origin = f"Made from {made}: a" if made else "A"
     return (
@@ -83,11 +83,11 @@ def _title(subject: Subject) -> str:
 
 def _scheme(subject: Subject) -> str:
     scheme = json.dumps(subject.config.position_scheme, indent=2)
-    about = "\n".join(_about(item) for item in parse(subject.config.position_scheme))
+    about = "\n".join(_about(item) for item in parse_position_scheme(subject.config.position_scheme))
     return f"## Position scheme\n\n```json\n{scheme}\n```\n\n{about}"
 
 
-def _about(item: Item) -> str:
+def _about(item: SchemeSpec) -> str:
     info = describe(item.scheme)
     options = {field.name: getattr(item.options, field.name) for field in dataclasses.fields(item.options)}
     if item.layers is not None:
@@ -108,19 +108,13 @@ def _changes(subject: Subject) -> str:
     else:
         lines.append("- Added: no parameters.")
     lines.append(f"- The other {rest:,} parameters have the names and shapes of the stock architecture's.")
-    schedule = schedule_of(parse(subject.config.position_scheme))
-    if schedule is not None:
-        lines.append(
-            f"- **On the way**: the old encoding is still giving way to the new one, at step {schedule.step} of "
-            f"{schedule.steps}."
-        )
     return "## What was changed\n\n" + "\n".join(lines)
 
 
 def _old_encoding(subject: Subject) -> str:
     stock = STOCK_NAMES[subject.stock_type]
     if subject.stock_type == "llama":
-        turns = any(item.acts_at("rotate") for item in parse(subject.config.position_scheme))
+        turns = any(item.acts_at("rotate") for item in parse_position_scheme(subject.config.position_scheme))
         return f"{stock}'s own rotation of queries and keys is {'that of the scheme now' if turns else 'gone'}."
     table = next((name for name in subject.tensors if name.endswith(TABLES)), None)
     return f"{stock}'s own position table is {f'kept (`{table}`)' if table else 'gone'}."

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..files import LENGTH_CURVE, RECOVERY
+from ..checkpoints.file_names import LENGTH_CURVE_FILE, RECOVERY_FILE
 
 SAID = {"eval_loss": "loss on held-out text", "eval_perplexity": "perplexity on held-out text"}
 
@@ -22,14 +22,16 @@ class Figures:
 
     @classmethod
     def read(cls, directory: Path) -> Figures:
-        recovery, curve = _read(directory / RECOVERY), _read(directory / LENGTH_CURVE)
+        recovery, curve = _read(directory / RECOVERY_FILE), _read(directory / LENGTH_CURVE_FILE)
         if recovery is not None and not isinstance(recovery, dict):
-            raise ValueError(f"{directory / RECOVERY} must be an object of figures by name: correct it or remove it")
+            raise ValueError(
+                f"{directory / RECOVERY_FILE} must be an object of figures by name: correct it or remove it"
+            )
         try:
             points = tuple(sorted((int(point["length"]), float(point["perplexity"])) for point in curve or ()))
         except (TypeError, KeyError, ValueError) as error:
             raise ValueError(
-                f"{directory / LENGTH_CURVE} must be a list of objects with a length and a perplexity ({error!r}): "
+                f"{directory / LENGTH_CURVE_FILE} must be a list of objects with a length and a perplexity ({error!r}): "
                 "correct it or remove it"
             ) from None
         return cls(dict(_numbers(recovery or {})), points)

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from ..checkpoints.configs import read_config, read_fields, read_json
+from ..checkpoints.config_file import read_config, read_fields, read_json
+from ..checkpoints.file_names import COMPANION_FILES
 from ..checkpoints.shards import Shard, read_shards
 from ..config import SHIM, VariantConfig, write_shim
-from ..files import COMPANIONS
-from ..names import VARIANT_PREFIX
+from ..model_types import VARIANT_PREFIX
 from .card import card_of
 from .readme import README, Readme
 from .troubles import told_what_to_do
@@ -140,7 +140,7 @@ def _variant_in(directory: Path) -> tuple[Any, tuple[Shard, ...]]:
         raise ValueError(f"{directory} holds a training run that is not finished: ask for it again to go on with it")
     config = read_config(directory)
     assert isinstance(config, VariantConfig)
-    config.position_items()
+    config.position_specs()
     return config, read_shards(directory)
 
 
@@ -185,6 +185,6 @@ def _files_of(directory: Path, shards: tuple[Shard, ...]) -> dict[str, Path]:
     names = [CONFIG_NAME, README, f"{SHIM}.py", *(shard.path.name for shard in shards)]
     if SAFE_WEIGHTS_NAME not in names:
         names.append(SAFE_WEIGHTS_INDEX_NAME)
-    found = [path for pattern in COMPANIONS for path in directory.glob(pattern) if path.suffix not in NEVER]
+    found = [path for pattern in COMPANION_FILES for path in directory.glob(pattern) if path.suffix not in NEVER]
     files = {path.relative_to(directory).as_posix(): path for path in [*found, *(directory / name for name in names)]}
     return {name: path for name, path in files.items() if path.is_file()}

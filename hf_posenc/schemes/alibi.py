@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..options import Options, option
-from ..scheme import Content, Kind, ModelShape, Part, Positions, Scheme
-from ..terms import DistanceBias
+from .base import Kind, LayerParams, ModelShape, Scheme
+from .inputs import Content, Positions
+from .options import Options, option
+from .terms import DistanceBias
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class Alibi(Scheme):
         slopes = torch.tensor(alibi_slopes(self.shape.num_heads), device=penalty.device, dtype=penalty.dtype)
         return slopes.view(-1, *[1] * penalty.dim()) * penalty
 
-    def score(self, prepared: torch.Tensor, part: Part | None, content: Content) -> DistanceBias:
+    def score(self, prepared: torch.Tensor, part: LayerParams | None, content: Content) -> DistanceBias:
         if self.options.learned:
             slopes = self.slopes.to(prepared.dtype)
             prepared = slopes.view(-1, *[1] * prepared.dim()) * prepared

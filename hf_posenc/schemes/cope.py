@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..options import Options, at_least, option
-from ..scheme import Content, Kind, LayerParameters, ModelShape, Part, Positions, Scheme
+from .base import Kind, LayerParameters, LayerParams, ModelShape, Scheme
+from .inputs import Content, Positions
+from .options import Options, at_least, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,16 +55,16 @@ class Cope(Scheme):
                 "causal models only (GPT-2, LLaMA, BERT with is_decoder=True); on an encoder use deberta, shaw or t5"
             )
 
-    def layer_part(self) -> CountTable:
+    def layer_module(self) -> CountTable:
         return CountTable(self.options.max_positions, self.shape.head_size)
 
     def prepare(self, positions: Positions) -> torch.dtype:
         return positions.dtype
 
-    def score(self, prepared: torch.dtype, part: Part | None, content: Content) -> torch.Tensor:
+    def score(self, prepared: torch.dtype, part: LayerParams | None, content: Content) -> torch.Tensor:
         assert part is not None
         query = content.query_BHQD
-        logits = content.turned_BHQD.matmul(content.key_BHKD.transpose(-1, -2)).to(prepared) * content.scaling
+        logits = content.rotated_query_BHQD.matmul(content.key_BHKD.transpose(-1, -2)).to(prepared) * content.scaling
         gates = logits.sigmoid().masked_fill(~content.visible(), 0.0)
         counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.options.max_positions - 1)
         below = counts.floor()

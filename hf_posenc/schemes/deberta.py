@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..options import Options, at_least, option
-from ..projection import repeated_identity
-from ..scheme import Content, Kind, LayerParameters, ModelShape, Part, Positions, Scheme
-from ..sinusoids import BASE, sinusoids
-from ..terms import DistanceRows, KeyTerm, QueryTerm, Term
+from .base import Kind, LayerParameters, LayerParams, ModelShape, Scheme
+from .functional import BASE, sinusoids, tiled_identity
+from .inputs import Content, Positions
+from .options import Options, at_least, option
+from .terms import DistanceTable, KeyTerm, QueryTerm, Term
 
 NORM_EPSILON, SPREAD = 1e-7, 0.02
 """Of DeBERTa's own layer norms and of its initialisation."""
@@ -85,7 +85,7 @@ class LayerScales(LayerParameters):
                 if paper:
                     init.normal_(weight, std=SPREAD)
                 else:
-                    init.copy_(weight, repeated_identity(*weight.shape))
+                    init.copy_(weight, tiled_identity(*weight.shape))
         if hasattr(self, "query_bias"):
             init.zeros_(self.query_bias)
 
@@ -119,7 +119,7 @@ class Deberta(Scheme):
         if options.norm:
             self.norm = nn.LayerNorm(shape.hidden_size, eps=NORM_EPSILON)
 
-    def layer_part(self) -> LayerScales:
+    def layer_module(self) -> LayerScales:
         return LayerScales(self.shape, self.options)
 
     def reset_parameters(self) -> None:
@@ -135,11 +135,11 @@ class Deberta(Scheme):
             relative = log_buckets(relative, self.options.buckets, self.options.max_distance)
         return (relative + self.span).clamp(0, 2 * self.span - 1)
 
-    def content_scale(self, part: Part | None) -> torch.Tensor:
+    def content_scale(self, part: LayerParams | None) -> torch.Tensor:
         assert part is not None
         return 1 + part()["content_change"]
 
-    def score(self, prepared: torch.Tensor, part: Part | None, content: Content) -> list[Term]:
+    def score(self, prepared: torch.Tensor, part: LayerParams | None, content: Content) -> list[Term]:
         assert part is not None
         own, options = part(), self.options
         table = self.norm(self.table) if options.norm else self.table
@@ -155,7 +155,7 @@ class Deberta(Scheme):
         scale = own["position_gain"][:, None, None] * (content.scaling / math.sqrt(1 + len(options.terms)))
         terms: list[Term] = []
         if "c2p" in options.terms:
-            terms.append(QueryTerm(DistanceRows(keys * scale, prepared)))
+            terms.append(QueryTerm(DistanceTable(keys * scale, prepared)))
         if "p2c" in options.terms:
-            terms.append(KeyTerm(DistanceRows(queries * scale, prepared)))
+            terms.append(KeyTerm(DistanceTable(queries * scale, prepared)))
         return terms

@@ -6,10 +6,11 @@ import dataclasses
 
 import torch
 
-from ..mixing import InputScheme, MixOptions
-from ..options import at_least, option
-from ..projection import pick_waves, projected
-from ..scheme import Kind, ModelShape, Positions
+from .base import Kind, ModelShape
+from .functional import project, sample_frequencies
+from .inputs import Positions
+from .mixing import InputScheme, MixOptions
+from .options import at_least, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,11 +39,11 @@ class Exponential(InputScheme):
     def __init__(self, options: ExponentialOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
         self.max_positions = options.max_positions or max(shape.max_positions, 2)
-        self.waves = pick_waves(options.rates, self.position_size, "exponential: rates")
+        self.waves = sample_frequencies(options.rates, self.position_size, "exponential: rates")
 
     def vectors(self, positions: Positions) -> torch.Tensor:
         places = positions.queries_BQ.clamp(min=0).to(positions.dtype).unsqueeze(-1) / self.max_positions
         steps = torch.arange(self.options.rates, device=places.device, dtype=places.dtype)
         rates = self.max_positions ** (steps / max(self.options.rates - 1, 1))
         values = torch.exp(-rates * places)
-        return projected(values, self.waves, self.position_size)
+        return project(values, self.waves, self.position_size)

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..options import Options, option
-from ..scheme import Content, Kind, LayerPart, Part, Positions, Scheme
+from .base import Kind, LayerModule, LayerParams, Scheme
+from .inputs import Content, Positions
+from .options import Options, option
 
 UNITS = 32
 START_RATE, START_LENGTH = 0.1, 512.0
@@ -24,7 +25,7 @@ class FireOptions(Options):
     )
 
 
-class Network(LayerPart):
+class Network(LayerModule):
     """One number in, one a head out, through 32 rectified units; and the two numbers that scale what goes in."""
 
     def __init__(self, num_heads: int, start: str) -> None:
@@ -93,14 +94,14 @@ class Fire(Scheme):
     Options = FireOptions
     options: FireOptions
 
-    def layer_part(self) -> Network:
+    def layer_module(self) -> Network:
         return Network(self.shape.num_heads, self.options.init)
 
     def prepare(self, positions: Positions) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
         return positions.distances_BQK(), positions.queries_BQ, positions.dtype
 
     def score(
-        self, prepared: tuple[torch.Tensor, torch.Tensor, torch.dtype], part: Part | None, content: Content
+        self, prepared: tuple[torch.Tensor, torch.Tensor, torch.dtype], part: LayerParams | None, content: Content
     ) -> torch.Tensor:
         assert part is not None
         return part(*prepared)

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..options import Options, option
-from ..scheme import Content, Kind, LayerPart, Part, Positions, Scheme
-from ..terms import DistanceBias
+from .base import Kind, LayerModule, LayerParams, Scheme
+from .inputs import Content, Positions
+from .options import Options, option
+from .terms import DistanceBias
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class KerpleOptions(Options):
     )
 
 
-class Kernel(LayerPart):
+class Kernel(LayerModule):
     """The two numbers a and p of every head of one layer. Neutral: the factor in front (p or a) is zero."""
 
     def __init__(self, num_heads: int, options: KerpleOptions) -> None:
@@ -61,12 +62,12 @@ class Kerple(Scheme):
     Options = KerpleOptions
     options: KerpleOptions
 
-    def layer_part(self) -> Kernel:
+    def layer_module(self) -> Kernel:
         return Kernel(self.shape.num_heads, self.options)
 
     def prepare(self, positions: Positions) -> torch.Tensor:
         return positions.distances.abs().to(positions.dtype)
 
-    def score(self, prepared: torch.Tensor, part: Part | None, content: Content) -> DistanceBias:
+    def score(self, prepared: torch.Tensor, part: LayerParams | None, content: Content) -> DistanceBias:
         assert part is not None
         return DistanceBias(part(prepared))

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..mixing import TABLE_SPREAD, InputScheme, MixOptions
-from ..options import at_least, option
-from ..scheme import Kind, ModelShape, Positions
-from ..tables import refuse_past_the_table
+from .base import Kind, ModelShape
+from .inputs import Positions, check_table_length
+from .mixing import TABLE_INIT_STD, InputScheme, MixOptions
+from .options import at_least, option
 
 HIERARCHY_WEIGHT = 0.4
 """Share of the coarse row in a hierarchical table (Su 2020)."""
@@ -52,20 +52,17 @@ def extended_rows(weight: torch.Tensor, positions: torch.Tensor, how: str, max_p
 class OwnTable(nn.Embedding):
     """The architecture's own table, read otherwise; its class is put in place of `nn.Embedding`.
 
-    Held, it gives the architecture nothing and is read by the scheme alone, which asks with `read=True`. Otherwise it
-    gives as much of itself as `strength` says.
+    Held, it gives the architecture nothing and is read by the scheme alone, which asks with `read=True`.
     """
 
     how: str | None
     max_positions: int
     held: bool
-    strength: float
 
     def forward(self, positions: torch.Tensor, read: bool = False) -> torch.Tensor:
         if self.held and not read:
             return torch.zeros((), device=positions.device)
-        rows = super().forward(positions) if self.how is None else self._extended(positions, self.how)
-        return rows if read or self.strength == 1.0 else self.strength * rows
+        return super().forward(positions) if self.how is None else self._extended(positions, self.how)
 
     def _extended(self, positions: torch.Tensor, how: str) -> torch.Tensor:
         return extended_rows(self.weight, positions, how, self.max_positions)
@@ -81,7 +78,6 @@ class Learned(InputScheme):
     cost = "one row a position; a lookup. GPT-2 and BERT keep theirs, LLaMA gets one"
     neutral = "`weight` is 0 (LLaMA); GPT-2 and BERT go on with their own table"
     extends = False
-    is_stock = "table"
     Options = LearnedOptions
     options: LearnedOptions
 
@@ -118,36 +114,32 @@ class Learned(InputScheme):
         if self.shape.table_size is not None:
             return
         if self.options.init == "paper":
-            init.normal_(self.weight, std=TABLE_SPREAD)
+            init.normal_(self.weight, std=TABLE_INIT_STD)
         else:
             init.zeros_(self.weight)
 
-    def keeps_table(self) -> bool:
+    def uses_stock_table(self) -> bool:
         return self.shape.table_size is not None
 
-    def moves_rows(self) -> bool:
-        own = self.shape.table_size
-        return self.options.extend == "interpolate" and own is not None and self.max_positions > own
-
-    def dress_table(self, table: nn.Embedding, held: bool, fades: bool) -> None:
-        """Give the table the extended lookup where one is asked for, silence it where held, or let it be weakened."""
+    def patch_embedding(self, table: nn.Embedding, held: bool) -> None:
+        """Give the table the extended lookup where one is asked for, and silence it where held."""
         extended = self.options.extend if self.max_positions > table.num_embeddings else None
-        if extended or held or fades:
-            settings = {"how": extended, "max_positions": self.max_positions, "held": held, "strength": self.strength}
+        if extended or held:
+            settings = {"how": extended, "max_positions": self.max_positions, "held": held}
             table.__class__ = OwnTable
             table.__dict__.update(settings)
 
-    def undress_table(self, table: nn.Embedding) -> None:
+    def unpatch_embedding(self, table: nn.Embedding) -> None:
         if type(table) is OwnTable:
             table.__class__ = nn.Embedding  # type: ignore[assignment]
-            for name in ("how", "max_positions", "held", "strength"):
+            for name in ("how", "max_positions", "held"):
                 del table.__dict__[name]
 
-    def embed(self, words_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
+    def embed(self, inputs_embeds_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
         self._refuse_long_inputs(positions)
-        if self.keeps_table() and positions.table is None:
-            return words_BQE  # the architecture adds its table itself, where it always did
-        return super().embed(words_BQE, positions)
+        if self.uses_stock_table() and positions.table is None:
+            return inputs_embeds_BQE  # the architecture adds its table itself, where it always did
+        return super().embed(inputs_embeds_BQE, positions)
 
     def vectors(self, positions: Positions) -> torch.Tensor:
         if positions.table is not None:
@@ -159,4 +151,4 @@ class Learned(InputScheme):
         if self.shape.table_size is not None:
             more = 'stretch the table with position_scheme={{"type": "learned", "max_positions": {length}, "extend": '
             more += '"interpolate"}}'
-        refuse_past_the_table("learned", positions, self.max_positions, more)
+        check_table_length("learned", positions, self.max_positions, more)

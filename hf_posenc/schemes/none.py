@@ -1,6 +1,6 @@
 """No position signal at all (NoPE)."""
 
-from ..scheme import Kind, Scheme
+from .base import Kind, Scheme
 
 
 class NoPositions(Scheme):

@@ -6,10 +6,11 @@ import dataclasses
 
 import torch
 
-from ..mixing import InputScheme, MixOptions
-from ..options import at_least, option
-from ..projection import pick_waves, projected
-from ..scheme import Kind, ModelShape, Positions
+from .base import Kind, ModelShape
+from .functional import project, sample_frequencies
+from .inputs import Positions
+from .mixing import InputScheme, MixOptions
+from .options import at_least, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Polynomial(InputScheme):
     def __init__(self, options: PolynomialOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
         self.max_positions = options.max_positions or max(shape.max_positions, 2)
-        self.waves = pick_waves(options.degree, self.position_size, "polynomial: degree")
+        self.waves = sample_frequencies(options.degree, self.position_size, "polynomial: degree")
 
     def vectors(self, positions: Positions) -> torch.Tensor:
         places = positions.queries_BQ.clamp(min=0, max=self.max_positions - 1).to(positions.dtype)
@@ -48,4 +49,4 @@ class Polynomial(InputScheme):
         for _ in range(self.options.degree - 1):
             powers.append(2 * argument * powers[-1] - powers[-2])
         values = torch.stack(powers[1:], dim=-1)  # the constant says nothing about the position
-        return projected(values, self.waves, self.position_size)
+        return project(values, self.waves, self.position_size)

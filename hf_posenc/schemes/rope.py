@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ..options import Options, fraction, option, positive
-from ..rotation import Angles, Layout, angles_of, turn
-from ..scheme import Kind, ModelShape, Positions, Scheme
+from .base import Kind, ModelShape, Scheme
+from .functional import Angles, Layout, rotate_pairs, rotation_angles
+from .inputs import Positions
+from .options import Options, fraction, option, positive
 
 SCALING_KEYS = {
     *("rope_type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
@@ -47,8 +48,6 @@ class Rope(Scheme):
     cost = "no parameters; two products a query and key. Runs on flash attention"
     neutral = "no parameters"
     extends = True
-    is_stock = "rotary"
-    fades_angles = True
     Options = RopeOptions
     options: RopeOptions
 
@@ -101,9 +100,7 @@ class Rope(Scheme):
             length = self._length_in_question(positions)
             if length is not None:
                 frequencies, factor = self._frequencies_for(length, device)
-        if self.strength != 1.0:
-            frequencies, factor = self.strength * frequencies, 1 + self.strength * (factor - 1)
-        angles = angles_of(positions.queries_BQ[:, None, :, None].float() * frequencies, self.options.layout)
+        angles = rotation_angles(positions.queries_BQ[:, None, :, None].float() * frequencies, self.options.layout)
         return Angles(*(found * factor for found in angles)) if factor != 1.0 else angles
 
     def _length_in_question(self, positions: Positions) -> int | None:
@@ -130,11 +127,11 @@ class Rope(Scheme):
             )
         return length
 
-    def turns_by_halves(self) -> bool:
+    def uses_rotate_half(self) -> bool:
         return self.options.layout == "halves" and 2 * len(self.frequencies) == self.shape.head_size
 
     def rotate(self, states_BHQD: torch.Tensor, prepared: Angles, keys: bool) -> torch.Tensor:
-        return turn(states_BHQD, prepared.cosines, prepared.turning, self.options.layout)
+        return rotate_pairs(states_BHQD, prepared.cosines, prepared.turning, self.options.layout)
 
 
 def resolved_parameters(options: RopeOptions, shape: ModelShape) -> dict[str, Any]:

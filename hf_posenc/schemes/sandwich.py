@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..scheme import Content, Kind, Part, Positions, Scheme
-from ..terms import DistanceBias
+from .base import Kind, LayerParams, Scheme
+from .inputs import Content, Positions
+from .terms import DistanceBias
 
 WIDTH, BASE = 128, 10000.0
 """Features and base of the sinusoids whose product it is, as in the paper whatever the model's width."""
@@ -31,5 +32,5 @@ class Sandwich(Scheme):
         compression = torch.arange(1, heads + 1, device=device, dtype=dtype) * 8 / heads
         return (product - pairs) / compression.view(-1, *[1] * product.dim())
 
-    def score(self, prepared: torch.Tensor, part: Part | None, content: Content) -> DistanceBias:
+    def score(self, prepared: torch.Tensor, part: LayerParams | None, content: Content) -> DistanceBias:
         return DistanceBias(prepared)

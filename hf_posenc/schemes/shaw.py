@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..options import Options, at_least, option
-from ..scheme import Content, Kind, LayerParameters, Part, Positions, Scheme
-from ..terms import DistanceRows, KeyTerm, QueryTerm, Term
+from .base import Kind, LayerParameters, LayerParams, Scheme
+from .inputs import Content, Positions
+from .options import Options, at_least, option
+from .terms import DistanceTable, KeyTerm, QueryTerm, Term
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,21 +58,21 @@ class Shaw(Scheme):
     def acts(cls, seam: str, options: Any) -> bool:
         return super().acts(seam, options) and (seam != "value" or options.values)
 
-    def layer_part(self) -> DistanceTables:
+    def layer_module(self) -> DistanceTables:
         return DistanceTables(self.shape.head_size, self.options)
 
     def prepare(self, positions: Positions) -> torch.Tensor:
         limit = self.options.max_distance
         return limit - positions.distances.clamp(-limit, limit)
 
-    def score(self, prepared: torch.Tensor, part: Part | None, content: Content) -> list[Term]:
+    def score(self, prepared: torch.Tensor, part: LayerParams | None, content: Content) -> list[Term]:
         assert part is not None
-        rows = DistanceRows(part()["keys"][None] * content.scaling, prepared)
+        rows = DistanceTable(part()["keys"][None] * content.scaling, prepared)
         terms: list[Term] = [QueryTerm(rows)]
         if self.options.query_term:
             terms.append(KeyTerm(rows))
         return terms
 
-    def value(self, prepared: torch.Tensor, part: Part | None) -> DistanceRows:
+    def value(self, prepared: torch.Tensor, part: LayerParams | None) -> DistanceTable:
         assert part is not None
-        return DistanceRows(part()["values"][None], prepared)
+        return DistanceTable(part()["values"][None], prepared)

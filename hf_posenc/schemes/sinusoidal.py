@@ -7,10 +7,11 @@ from typing import Literal
 
 import torch
 
-from ..mixing import InputScheme, MixOptions
-from ..options import option
-from ..scheme import Kind, Positions
-from ..sinusoids import BASE, sinusoids
+from .base import Kind
+from .functional import BASE, sinusoids
+from .inputs import Positions
+from .mixing import InputScheme, MixOptions
+from .options import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..options import Options, option
-from ..scheme import Content, Kind, LayerParameters, LayerPart, ModelShape, Part, Positions, Scheme
-from ..sinusoids import BASE, frequencies, sinusoids
-from ..terms import DistanceBias, DistanceRows, QueryTerm, Separable, Term
+from .base import Kind, LayerModule, LayerParameters, LayerParams, ModelShape, Scheme
+from .functional import BASE, frequencies, sinusoids
+from .inputs import Content, Positions
+from .options import Options, option
+from .terms import DistanceBias, DistanceTable, QueryTerm, Separable, Term
 
 SPREAD = 0.02
 """Standard deviation of all parameters under init = "paper", as in its code."""
@@ -73,7 +74,7 @@ class TransformerXL(Scheme):
     def _bias_shapes(self) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(("u", "v"), (self.shape.num_heads, self.shape.head_size))
 
-    def layer_part(self) -> LayerPart:
+    def layer_module(self) -> LayerModule:
         shape = self.shape
         projection = (shape.num_heads * shape.head_size, shape.hidden_size)
         own = {} if self.options.shared_bias else self._bias_shapes()
@@ -88,7 +89,7 @@ class TransformerXL(Scheme):
         queries, keys = (places.to(dtype).unsqueeze(-1) / rates for places in (positions.queries_BQ, positions.keys_BK))
         return Prepared(None, queries, keys)
 
-    def score(self, prepared: Prepared, part: Part | None, content: Content) -> list[Term]:
+    def score(self, prepared: Prepared, part: LayerParams | None, content: Content) -> list[Term]:
         assert part is not None
         own = part()
         biases = self.biases() if self.biases is not None else own
@@ -100,7 +101,7 @@ class TransformerXL(Scheme):
             rows_HLD = torch.einsum("le,hde->hld", prepared.sinusoids_LE, projection_HDE.to(prepared.sinusoids_LE))
             places = torch.arange(rows_HLD.shape[1], device=rows_HLD.device)
             by_distance_HL = torch.einsum("hd,hld->hl", v_HD.to(rows_HLD), rows_HLD)
-            return [*terms, QueryTerm(DistanceRows(rows_HLD, places)), DistanceBias(by_distance_HL)]
+            return [*terms, QueryTerm(DistanceTable(rows_HLD, places)), DistanceBias(by_distance_HL)]
         return [
             *terms,
             self._by_angle_sums(content.query_BHQD + v_HD[:, None].to(content.query_BHQD), projection_HDE, prepared),

@@ -9,13 +9,12 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..buckets import BucketTable, distance_buckets, refuse_buckets
-from ..options import Options, at_least, option
-from ..projection import repeated_identity
-from ..scheme import Content, Kind, LayerParameters, ModelShape, Part, Positions, Scheme
-from ..sinusoids import BASE, sinusoids
-from ..tables import refuse_past_the_table
-from ..terms import DistanceBias, Separable, Term
+from .base import Kind, LayerParameters, LayerParams, ModelShape, Scheme
+from .functional import BASE, check_buckets, distance_buckets, sinusoids, tiled_identity
+from .inputs import Content, Positions, check_table_length
+from .options import Options, at_least, option
+from .t5 import BucketTable
+from .terms import DistanceBias, Separable, Term
 
 NORM_EPSILON, SPREAD = 1e-5, 0.02
 """Of the norm on positions and of the paper's initialisation."""
@@ -93,13 +92,13 @@ class Tupe(Scheme):
         )
         self.bias = None
         if options.relative:
-            refuse_buckets("tupe", options.num_buckets, options.max_distance, not shape.causal)
+            check_buckets("tupe", options.num_buckets, options.max_distance, not shape.causal)
             spread = SPREAD if options.init == "paper" else 0.0
             self.bias = BucketTable(options.num_buckets, shape.num_heads, spread)
         if options.untie_cls:
             self.cls_row, self.cls_column = (nn.Parameter(torch.empty(shape.num_heads)) for _ in range(2))
 
-    def layer_part(self) -> ContentScale:
+    def layer_module(self) -> ContentScale:
         return ContentScale(self.shape.num_heads, self.options.init)
 
     def reset_parameters(self) -> None:
@@ -109,14 +108,14 @@ class Tupe(Scheme):
         else:  # positions and keys that tell places apart, so that there is something for the queries to learn from
             places = torch.arange(self.max_positions)
             init.copy_(self.table, sinusoids(places, self.shape.hidden_size, BASE, "halves", torch.float32))
-            init.copy_(self.key_projection, repeated_identity(*self.key_projection.shape))
+            init.copy_(self.key_projection, tiled_identity(*self.key_projection.shape))
             init.zeros_(self.query_projection)
         if self.options.untie_cls:
             init.zeros_(self.cls_row)
             init.zeros_(self.cls_column)
 
     def prepare(self, positions: Positions) -> Prepared:
-        refuse_past_the_table("tupe", positions, self.max_positions, TRAIN_LONGER)
+        check_table_length("tupe", positions, self.max_positions, TRAIN_LONGER)
         assert positions.keys_BK is not None
         options, buckets = self.options, None
         if options.relative:
@@ -127,11 +126,11 @@ class Tupe(Scheme):
         prepared = Prepared(positions.queries_BQ, keys_BK, buckets, positions.dtype)
         return prepared if torch.is_grad_enabled() else prepared._replace(sides=self._sides(prepared))
 
-    def content_scale(self, part: Part | None) -> torch.Tensor:
+    def content_scale(self, part: LayerParams | None) -> torch.Tensor:
         assert part is not None
         return 1 + part()["content_change"]
 
-    def score(self, prepared: Prepared, part: Part | None, content: Content) -> Term | list[Term]:
+    def score(self, prepared: Prepared, part: LayerParams | None, content: Content) -> Term | list[Term]:
         queries, keys = self._sides(prepared)
         if self.options.untie_cls:
             return self._untied(queries.matmul(keys.transpose(-1, -2)), prepared)

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..mixing import TABLE_SPREAD, InputScheme, MixOptions
-from ..options import at_least, option
-from ..scheme import Kind, ModelShape, Positions
+from .base import Kind, ModelShape
+from .inputs import Positions
+from .mixing import TABLE_INIT_STD, InputScheme, MixOptions
+from .options import at_least, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Window(InputScheme):
     def reset_parameters(self) -> None:
         for table in (self.places, self.windows):
             if self.options.init == "paper":
-                init.normal_(table, std=TABLE_SPREAD)
+                init.normal_(table, std=TABLE_INIT_STD)
             else:
                 init.zeros_(table)
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from ..options import Options, option, positive
-from ..rotation import Angles, angles_of, laid_out, turn
-from ..scheme import Kind, ModelShape, Positions, Scheme, tracing
+from .base import Kind, ModelShape, Scheme
+from .functional import Angles, expand_pairs, rotate_pairs, rotation_angles
+from .inputs import Positions, is_tracing
+from .options import Options, option, positive
 
 THETA, GAMMA, LAYOUT = 10000.0, 0.4, "halves"
 LARGEST_EXPONENT = {torch.float16: 10.0}
@@ -41,7 +42,6 @@ class Xpos(Scheme):
     cost = "no parameters; as rope"
     neutral = "no parameters"
     extends = True
-    fades_angles = True
     Options = XposOptions
     options: XposOptions
 
@@ -58,17 +58,15 @@ class Xpos(Scheme):
         turning = positions.queries_BQ.unsqueeze(-1).float() / THETA ** (places / size)
         zeta = (places + GAMMA * size) / ((1 + GAMMA) * size)
         decay = (positions.queries_BQ - self.centre).unsqueeze(-1).float() / self.options.scale_base * zeta.log()
-        if self.strength != 1.0:
-            turning, decay = self.strength * turning, self.strength * decay
-        angles, exponents = angles_of(turning.unsqueeze(1), LAYOUT), laid_out(decay, LAYOUT).unsqueeze(1)
-        length = positions.length_bound if positions.length_bound is not None or tracing() else positions.length()
+        angles, exponents = rotation_angles(turning.unsqueeze(1), LAYOUT), expand_pairs(decay, LAYOUT).unsqueeze(1)
+        length = positions.length_bound if positions.length_bound is not None or is_tracing() else positions.length()
         farthest = None if length is None else max(length - self.centre, self.centre)
         return Prepared(angles, exponents, farthest)
 
     def rotate(self, states_BHQD: torch.Tensor, prepared: Prepared, keys: bool) -> torch.Tensor:
         self._refuse_overflow(states_BHQD.dtype, prepared.farthest)
         factors = (-prepared.exponents if keys else prepared.exponents).exp()
-        return turn(states_BHQD, prepared.angles.cosines * factors, prepared.angles.turning * factors, LAYOUT)
+        return rotate_pairs(states_BHQD, prepared.angles.cosines * factors, prepared.angles.turning * factors, LAYOUT)
 
     def _refuse_overflow(self, dtype: torch.dtype, farthest: int | None) -> None:
         largest = LARGEST_EXPONENT.get(dtype, 80.0)

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from ..attention import PositionedAttention, schemes_at, score_terms, turned
-from ..engine.scores import written_out
+from ..attention.function import PosEncAttention, apply_rotation, schemes_at, score_terms
+from ..attention.materialize import materialize
 from ..patches.attach import share_out
 from ..patches.handing import bases_of, schedule_in
-from ..scheme import Content, Positions
+from ..schemes.inputs import Content, Positions
 from .parameters import is_of_scheme
 
 STEPS, ROWS, RATE, PROJECTION_RATE = 100, 2, 0.05, 5e-3
@@ -58,7 +58,7 @@ class Attended:
     def weights_BHNN(self, base: Any, posenc: Positions, visible: torch.Tensor) -> torch.Tensor:
         query, key = _by_head(self.old, self.states_BNE, base)
         turns = _old_turns(base, posenc)
-        logits = _product(turned(query, turns, False), turned(key, turns, True))
+        logits = _product(apply_rotation(query, turns, False), apply_rotation(key, turns, True))
         return logits.masked_fill(~visible, float("-inf")).softmax(-1)
 
 
@@ -134,7 +134,7 @@ class _Text:
         ids = self.parts[number % len(self.parts)].to(base.device)
         with torch.no_grad():
             layers = _attended(base, self.old, ids)
-            before = self.old.place({"input_ids": ids}).positions
+            before = self.old.prepare_inputs({"input_ids": ids}).positions
         share_out(schemes, count, 1.0)
         try:
             return _divergence(base, layers, ids, before)
@@ -147,7 +147,7 @@ class _Text:
 
 
 def _attentions(base: Any) -> list[Any]:
-    return [module for module in base.modules() if isinstance(module, PositionedAttention)]
+    return [module for module in base.modules() if isinstance(module, PosEncAttention)]
 
 
 def _groups(base: Any, projections: bool, rate: float, slow: float) -> list[dict[str, Any]]:
@@ -233,28 +233,28 @@ def _divergence(base: Any, layers: list[Attended], ids: torch.Tensor, before: Po
 
     `before`: the positions as the old encoding prepared them.
     """
-    posenc = base.place({"input_ids": ids}).positions
+    posenc = base.prepare_inputs({"input_ids": ids}).positions
     visible = _visible(ids, posenc)
     total = torch.zeros((), device=ids.device)
     for layer in layers:
         module = layer.module
         plain, key = _by_head(module, layer.content_BNE(base), base)
         turns = [turn for turn in schemes_at("rotate", module, posenc) if turn[0].strength]
-        query, key = turned(plain, turns, False), turned(key, turns, True)
+        query, key = apply_rotation(plain, turns, False), apply_rotation(key, turns, True)
         content = Content(
             plain,
             query,
             key,
             plain.shape[-1] ** -0.5,
             lambda: visible[None, None],
-            lambda states, module=module, plain=plain: module.rows_by_head(states, plain),  # type: ignore[misc]
+            lambda states, module=module, plain=plain: module.project_rows(states, plain),  # type: ignore[misc]
         )
         terms = score_terms([found for found in schemes_at("score", module, posenc) if found[0].strength], content)
         for scheme, _, part in schemes_at("content_scale", module, posenc):
             query = query * scheme("content_scale", part)[:, None, None]
         logits = _product(query, key)
         for term in terms:
-            logits = logits + written_out(term, posenc, content)
+            logits = logits + materialize(term, posenc, content)
         new = logits.masked_fill(~visible, torch.finfo(logits.dtype).min).log_softmax(-1)
         old = layer.weights_BHNN(base, before, visible)
         total = total + torch.where(old > 0, old * (old.clamp(min=1e-30).log() - new), 0.0).sum(-1).mean()

@@ -13,12 +13,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from ..checkpoints.configs import read_config
+from ..checkpoints.config_file import read_config
 from ..checkpoints.shards import read_shards
 from ..config import VariantConfig
-from ..limits import shown
-from ..patches.attach import plan, with_scheme
-from ..patches.live import ARCHITECTURES
+from ..patches.attach import plan_schemes, with_scheme
+from ..patches.live_models import ARCHITECTURES
+from ..validation import truncate_repr
 from .classes import Classes
 from .corpus import Corpus
 from .objective import Objective
@@ -55,7 +55,7 @@ def _refuse_early(config: Any, request: Request) -> None:
         read_shards(directory)
     variant = config if request.scheme is None else with_scheme(config, request.scheme)
     with torch.device("meta"):
-        plan(ARCHITECTURES[variant.stock_class.model_type], variant)
+        plan_schemes(ARCHITECTURES[variant.stock_class.model_type], variant)
 
 
 def load(auto_class: Any, request: Request, **changes: Any) -> Any:
@@ -114,7 +114,7 @@ def tokenizer_of(request: Request, objective: Objective) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(request.model, revision=request.revision, trust_remote_code=False)
     except Exception as error:  # whatever tokenizers make of files that are damaged, or not there
-        tokenizer, problem = None, f": {shown(error)}"
+        tokenizer, problem = None, f": {truncate_repr(error)}"
     else:
         problem = ""
     # Without any files, transformers makes one that knows no words.

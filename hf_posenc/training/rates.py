@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..mixing import InputScheme
+from ..schemes.mixing import InputScheme
 from .parameters import is_of_scheme
 
 

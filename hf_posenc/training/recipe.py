@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from ..grammar import parse
-from ..scheme import Kind
+from ..schemes.base import Kind
+from ..spec import parse_position_scheme
 from .teacher import Weights
 
 FIT_SHARE = 0.1
@@ -60,7 +60,7 @@ def share_to_fit(recipe: Recipe, architecture: Any, scheme: Any) -> float:
     in attention; a bias by distance cannot do enough of it, and new rows need not."""
     if recipe.fit is not None:
         return recipe.fit
-    kinds = {item.scheme.kind for item in parse(scheme)}
+    kinds = {item.scheme.kind for item in parse_position_scheme(scheme)}
     takes_over = bool(kinds & {Kind.ROTATION, Kind.CONTENT}) and Kind.INPUT not in kinds
     return FIT_SHARE if architecture.rotary or takes_over else 0.0
 

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..files import COMPANIONS, LENGTH_CURVE, RECOVERY
+from ..checkpoints.file_names import COMPANION_FILES, LENGTH_CURVE_FILE, RECOVERY_FILE
 from .recipe import RECOMMENDED, Recipe
 from .saving import UNFINISHED, checkpoints_in
 
@@ -21,7 +21,7 @@ NOTE = "run.json"
 OWN_TEXT = "own_text.safetensors"
 """Beside it: the text that a model wrote itself."""
 WEIGHTS = ("config.json", "model*.safetensors", "model.safetensors.index.json")
-LEFT = (*WEIGHTS, *COMPANIONS, "training_args.json", OWN_TEXT, RECOVERY, LENGTH_CURVE)
+LEFT = (*WEIGHTS, *COMPANION_FILES, "training_args.json", OWN_TEXT, RECOVERY_FILE, LENGTH_CURVE_FILE)
 """What a run leaves in its directory that a later one must not find."""
 
 

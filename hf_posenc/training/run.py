@@ -15,25 +15,13 @@ import torch
 from transformers import TrainingArguments, set_seed
 from transformers.utils import logging
 
-from ..files import RECOVERY
-from ..grammar import parse, schedule_of
-from ..handover import Handover
-from ..patches.handing import schedule_in
+from ..checkpoints.file_names import RECOVERY_FILE
 from .classes import accuracy, classes_of
 from .corpus import Corpus
 from .lora import add_lora
 from .objective import Objective, objective_of
 from .parameters import heads_of, train_positions_only
-from .parts import (
-    config_of,
-    corpus_for,
-    documents_of,
-    dtype_of,
-    load,
-    teacher_of,
-    tokenizer_of,
-    told_apart,
-)
+from .parts import config_of, corpus_for, documents_of, dtype_of, load, teacher_of, tokenizer_of, told_apart
 from .recovering import RecoveryTrainer
 from .reports import refuse_reports
 from .request import SELF, Note, Request
@@ -124,11 +112,6 @@ def rows_a_step(arguments: TrainingArguments) -> int:
 
 def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage], note: Note, directory: Path) -> Run:
     config = config_of(request)
-    if arguments.load_best_model_at_end and _hands_over(request, config):
-        raise ValueError(
-            "--load-best-model-at-end may want a model back that still hands over, and its old encoding is gone at the "
-            "end: leave it, or the handover, out"
-        )
     objective = objective_of(config, request.task)
     packing = request.packing if request.packing is not None else objective is Objective.CAUSAL
     tokenizer = tokenizer_of(request, objective)
@@ -169,7 +152,6 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
         states_until=recipe.states_until,
         position_learning_rate=request.position_learning_rate or _position_rate(request) * arguments.learning_rate,
         predicts_tokens=objective.predicts_tokens,
-        callbacks=[Handover(model)] if schedule_in(model) else None,
     )
     trainer.has_adapters = request.trained == "lora"
     has_original = (
@@ -178,12 +160,6 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
         and stages[-1].length <= teacher.longest
     )
     return Run(trainer, note, directory, use_cache, dtype_of(config), has_original)
-
-
-def _hands_over(request: Request, config: Any) -> bool:
-    if request.scheme is None:
-        return schedule_of(config.position_items()) is not None
-    return bool(request.recipe.handover) or schedule_of(parse(request.scheme)) is not None
 
 
 def _position_rate(request: Request) -> float:
@@ -276,9 +252,6 @@ def finish(run: Run) -> None:
     if trainer.eval_dataset is not None:
         _write_recovery(run)
     trainer.refuse_unsound_weights()
-    schedule = schedule_in(trainer.model)
-    if schedule is not None:
-        logger.warning(f"the handover is not over: it has come to step {schedule.step} of {schedule.steps}")
     trainer.model.config.use_cache = run.use_cache
     if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):  # in pieces, it stays as it was trained
         trainer.model.to(run.dtype)
@@ -306,7 +279,7 @@ def _write_recovery(run: Run) -> None:
     if original:
         found["original"] = original
     if trainer.args.should_save:
-        (run.directory / RECOVERY).write_text(json.dumps(found, indent=1), encoding="utf-8")
+        (run.directory / RECOVERY_FILE).write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 @contextlib.contextmanager

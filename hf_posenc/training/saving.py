@@ -19,10 +19,10 @@ from torch import nn
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
+from ..checkpoints.disk import fsync, is_out_of_space
+from ..checkpoints.manifest import verify_manifest, write_manifest
 from ..checkpoints.shards import read_shards
-from ..disk import is_out_of_space, sync
 from .lora import is_of_adapter, merged
-from .manifest import seal, what_is_wrong
 from .sharded import gathered_optimizer, gathered_weights, is_finite_everywhere, share_out_optimizer
 from .state_files import random_state, read_state, set_random_state, write_state
 
@@ -47,7 +47,7 @@ def step_of(checkpoint: Path) -> int:
 def last_whole_checkpoint(directory: Path) -> Path | None:
     """The newest one that is as it was written; a warning for each that is not."""
     for checkpoint in checkpoints_in(directory):
-        problem = what_is_wrong(checkpoint)
+        problem = verify_manifest(checkpoint)
         if problem is None:
             return checkpoint
         logger.warning(f"{checkpoint} is damaged, and left out: {problem}. An earlier checkpoint is taken instead.")
@@ -81,12 +81,12 @@ class WholeCheckpoints:
     def _put_in_place(self: Any, written: Path, place: Path) -> None:
         directory = place.parent
         self._name_best_checkpoint(written, directory)
-        seal(written)
+        write_manifest(written)
         if place.exists():
             shutil.rmtree(place)
         written.rename(place)
         written.parent.rmdir()
-        sync(directory)
+        fsync(directory)
         _drop_old(place, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def _get_output_dir(self: Any, trial: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..patches.live import ARCHITECTURES
+from ..patches.live_models import ARCHITECTURES
 
 
 def architecture_of(model: Any) -> Any:

@@ -1,0 +1,141 @@
+"""A push that cannot be, that fails, is killed or meets another: it is said, and harmless."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.hub_client import Client, Failed
+from tests.support.hub_fixtures import OWNER
+from tests.support.hub_server import Hub, Refused
+from tests.support.hub_variants import same, saved, uploads
+
+READER = "hf_reader"
+
+
+def test_a_stock_model_is_not_overwritten_by_a_slip(hub: Hub, owner: Client, tmp_path: Path) -> None:
+    saved(tmp_path / "stock", None)
+    owner.push_model(tmp_path / "stock", "me/stock")
+    saved(tmp_path / "variant")
+    before = hub.files("me/stock")
+    with pytest.raises(Failed, match="'gpt2' model that is no variant.*--force"):
+        owner.push(tmp_path / "variant", "me/stock")
+    assert hub.files("me/stock") == before
+    owner.push(tmp_path / "variant", "me/stock", force=True)
+    assert owner.pull("me/stock")["class"] == "PosEncGPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(
+    ("repo", "token", "match"),
+    [
+        ("me/variant", "hf_wrong", "token is not valid.*hf auth login"),
+        ("me/variant", False, "hf auth login"),
+        ("me/theirs", READER, "may not write to me/theirs.*--create-pr"),
+        ("someone-else/new", OWNER, "may not write to someone-else/new"),
+        ("a/b/c", OWNER, "no name for a repo"),
+    ],
+)
+def test_who_may_not_push_is_told_what_to_do(
+    repo: str, token: Any, match: str, hub: Hub, owner: Client, tmp_path: Path
+) -> None:
+    saved(tmp_path)
+    owner.push(tmp_path, "me/theirs")
+    before = hub.files("me/theirs")
+    saved(tmp_path, seed=5)
+    with pytest.raises(Failed, match=f"(?s){match}") as failed:
+        owner.push(tmp_path, repo, token=token)
+    assert failed.value.is_value_error
+    assert (set(hub.repos), hub.files("me/theirs")) == ({"me/theirs"}, before)
+
+
+def test_what_cannot_be_pushed_never_reaches_the_hub(hub: Hub, owner: Client, tmp_path: Path) -> None:
+    def refused(directory: Path, match: str, **options: Any) -> None:
+        with pytest.raises(Failed, match=match) as failed:
+            owner.push(directory, "me/variant", **options)
+        assert failed.value.is_value_error
+        assert not [request for request in hub.requests if "me/variant" in request or "create" in request]
+
+    refused(tmp_path / "nowhere", "no config.json")
+    saved(tmp_path / "stock", None)
+    refused(tmp_path / "stock", "'gpt2' model without a position scheme.*convert")
+    saved(tmp_path / "cut", shard="20KB")
+    shard = sorted((tmp_path / "cut").glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-8])
+    refused(tmp_path / "cut", "model-00002.*its header tells of")
+    saved(tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text('{"finished": false}')
+    refused(tmp_path / "run", "not finished")
+    saved(tmp_path / "whole")
+    refused(tmp_path / "whole", "base_model is a Hub id", base_model=str(tmp_path))
+
+
+def test_an_upload_that_fails_changes_nothing_and_goes_on(
+    hub: Hub, owner: Client, other: Client, tmp_path: Path
+) -> None:
+    variant = saved(tmp_path / "old")
+    owner.push(tmp_path / "old", "me/variant")
+    before, sent = hub.files("me/variant"), uploads(hub)
+    newer = saved(tmp_path / "new", seed=5, shard="20KB")
+    taken = threading.Semaphore(2)
+    shards = len(list((tmp_path / "new").glob("*.safetensors")))
+    assert shards > 3
+
+    def gone(method: str, path: str) -> Exception | None:
+        return ConnectionError() if method == "PUT" and not taken.acquire(blocking=False) else None
+
+    for failure, match in ((gone, "Push again"), (lambda *_: Refused(400, "not today"), "did not take|not today")):
+        hub.fail = failure
+        with pytest.raises(Failed, match=match) as failed:
+            owner.push(tmp_path / "new", "me/variant")
+        assert failed.value.is_value_error
+    hub.fail = lambda method, path: None
+    assert hub.files("me/variant") == before
+    assert same(other.pull("me/variant"), variant)
+    kept = len(hub.large) - 1
+    assert kept == 2
+    hub.requests.clear()
+    owner.push(tmp_path / "new", "me/variant")
+    assert uploads(hub) == shards - kept
+    assert same(other.pull("me/variant"), newer)
+    assert sent == 1
+
+
+def test_a_push_that_is_killed_leaves_the_old_variant(
+    hub: Hub, owner: Client, other: Client, third: Client, tmp_path: Path
+) -> None:
+    variant = saved(tmp_path / "old")
+    owner.push(tmp_path / "old", "me/variant")
+    newer = saved(tmp_path / "new", seed=5, shard="20KB")
+    under_way, let_go = threading.Event(), threading.Event()
+
+    def hang(method: str, path: str) -> Exception | None:
+        if method == "PUT":
+            under_way.set()
+            let_go.wait(60)
+        return None
+
+    hub.fail = hang
+    third.ask("push", tmp_path / "new", "me/variant")
+    assert under_way.wait(60)
+    third.close()
+    let_go.set()
+    hub.fail = lambda method, path: None
+    assert same(other.pull("me/variant"), variant)
+    owner.push(tmp_path / "new", "me/variant")
+    assert same(other.pull("me/variant"), newer)
+
+
+def test_two_pushes_at_once_do_not_mix(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:
+    saved(tmp_path / "one")
+    owner.push(tmp_path / "one", "me/variant")
+    variant = saved(tmp_path / "two", seed=5, shard="20KB")
+    hub.before_commit = lambda repo: repo.add("main", {}, "meanwhile") and None
+    with pytest.raises(Failed, match="changed by someone else meanwhile") as failed:
+        owner.push(tmp_path / "two", "me/variant")
+    assert failed.value.is_value_error
+    hub.before_commit = lambda repo: None
+    owner.push(tmp_path / "two", "me/variant")
+    assert same(other.pull("me/variant"), variant)

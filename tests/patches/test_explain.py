@@ -1,0 +1,79 @@
+"""`hf_posenc.explain` says what the engine then does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hf_posenc
+from hf_posenc.attention import function as attention
+from hf_posenc.attention.dispatch import AttentionPath
+from tests.support import tiny_models as tiny
+from tests.support.cases import ARCHITECTURES, CASES, Case, pairs
+
+PADDED, HOLED = torch.tensor([[0, 0, *[1] * 10], [1] * 12]), torch.tensor([[1, 0, *[1] * 10], [1] * 12])
+GAPS = torch.tensor([[*range(6), *range(9, 15)], [*range(12)]])
+INPUTS: dict[str, dict[str, Any]] = {
+    "no padding": {},
+    "training with dropout": {},
+    "padding at the ends of rows": {"attention_mask": PADDED},
+    "another mask": {"attention_mask": HOLED},
+    "documents or gaps in position_ids": {"position_ids": GAPS},
+    "training": {},
+}
+
+
+DROPOUT = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "llama": "attention_dropout"}
+DROPOUT["bert-decoder"] = DROPOUT["bert"]
+
+
+@pairs(ARCHITECTURES, CASES)
+def test_explain_says_what_is_done(case: Case, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, taken = tiny.model(architecture, case.scheme, **{DROPOUT[architecture]: 0.1}), []
+    explanation = hf_posenc.explain(model)
+    assert len(explanation.layers) == tiny.LAYERS
+    real = attention.compute
+
+    def watched(call: Any, path: AttentionPath) -> Any:
+        taken.append((call.module.layer_idx, path))
+        return real(call, path)
+
+    monkeypatch.setattr(attention, "compute", watched)
+    for occasion, inputs in INPUTS.items():
+        taken.clear()
+        model.train(occasion == "training with dropout")
+        with torch.set_grad_enabled("training" in occasion):
+            model(tiny.tokens(2, 12), use_cache=False, **inputs)
+        expected = [
+            (layer.layer, choice.path)
+            for layer in explanation.layers
+            for choice in layer.choices
+            if (choice.backend, choice.occasion) == ("sdpa", occasion) and choice.path is not AttentionPath.STOCK
+        ]
+        assert taken == expected, occasion
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    scheme = ["learned", {"type": "alibi", "layers": [0, 1]}]
+    hf_posenc.explain(tiny.model("gpt2", scheme))
+    printed = capsys.readouterr().out
+    assert printed.startswith("input: learned\nlayers 0 to 1: alibi: score\n  sdpa")
+    assert "layer 2: nothing acts\n  sdpa               always: the stock function, untouched" in printed
+    assert "flash_attention_2  always: refused" in printed
+    hf_posenc.explain(tiny.model("gpt2"))
+    assert capsys.readouterr().out == "a stock model: hf_posenc does nothing in it\n"
+
+
+def test_refusals_are_those_of_the_engine() -> None:
+    for choice in hf_posenc.explain(tiny.model("gpt2", "shaw")).layers[0].choices:
+        assert (choice.path is AttentionPath.REFUSED) == (choice.backend in ("flex_attention", "flash_attention_2"))
+    for scheme in ("rope", "alibi"):
+        model = tiny.model("gpt2", scheme, attn_pdrop=0.1)
+        for choice in hf_posenc.explain(model).layers[0].choices:
+            if choice.backend == "flex_attention":
+                assert (choice.path is AttentionPath.REFUSED) == (choice.occasion == "training with dropout")
+        model.set_attn_implementation("flex_attention")
+        with pytest.raises(ValueError, match="has no dropout"):
+            model.train()(tiny.tokens())

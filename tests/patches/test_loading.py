@@ -1,0 +1,358 @@
+"""All ways to a variant lead to the same model; saving and loading keep it, and the load report says what is true."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+)
+from transformers.models.auto import modeling_auto
+
+import hf_posenc
+from tests.support import tiny_models as tiny
+from tests.support.cases import Case, pairs
+
+STOCK_CONFIGS = {"bert": BertConfig, "gpt2": GPT2Config, "llama": LlamaConfig}
+AUTO = {"bert": AutoModelForMaskedLM, "gpt2": AutoModelForCausalLM, "llama": AutoModelForCausalLM}
+by_architecture = pytest.mark.parametrize("architecture", list(STOCK_CONFIGS))
+by_pair = pairs(list(STOCK_CONFIGS))
+
+
+@pytest.fixture
+def stock(architecture: str, tmp_path: Path) -> Path:
+    tiny.model(architecture, dtype=torch.float32).save_pretrained(tmp_path / "stock")
+    return tmp_path / "stock"
+
+
+def same_model(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    assert one.config.position_scheme == other.config.position_scheme
+    first, second = one.state_dict(), other.state_dict()
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    ids = tiny.tokens()
+    with torch.no_grad():
+        assert torch.equal(one.eval()(ids)[0], other.eval()(ids)[0])
+
+
+@by_pair
+def test_all_ways_give_the_same_model(case: Case, architecture: str, stock: Path) -> None:
+    auto = AUTO[architecture]
+    direct = auto.from_pretrained(stock, position_scheme=case.scheme)
+    assert type(direct).__name__.startswith("PosEnc")
+
+    config = AutoConfig.from_pretrained(stock, position_scheme=case.scheme)
+    same_model(auto.from_pretrained(stock, config=config), direct)
+    config = AutoConfig.from_pretrained(stock)
+    config.position_scheme = case.scheme
+    same_model(auto.from_pretrained(stock, config=config), direct)
+    same_model(hf_posenc.retrofit(auto.from_pretrained(stock), case.scheme), direct)
+    with hf_posenc.patched(case.scheme):
+        same_model(auto.from_pretrained(stock), direct)
+    same_model(direct.stock_class.from_pretrained(stock, position_scheme=case.scheme), direct)
+
+    built = auto.from_config(config)
+    built.load_state_dict(direct.state_dict())
+    same_model(built, direct)
+    built = direct.stock_class(STOCK_CONFIGS[architecture](**{**config.to_dict(), "position_scheme": case.scheme}))
+    built.load_state_dict(direct.state_dict())
+    same_model(built, direct)
+
+
+def all_heads() -> list[Any]:
+    rows = []
+    for architecture in STOCK_CONFIGS:
+        for name, auto in vars(modeling_auto).items():
+            mapping = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
+            if mapping is not None and architecture in mapping._model_mapping:
+                rows.append(pytest.param(architecture, auto, id=f"{architecture}-{name}"))
+    return rows
+
+
+@pytest.mark.parametrize("scheme", [["rope", "t5"], "sinusoidal", "learned"], ids=str)
+@pytest.mark.parametrize(("architecture", "auto"), all_heads())
+def test_every_head_that_the_auto_classes_know(
+    architecture: str, auto: Any, scheme: Any, stock: Path, tmp_path: Path
+) -> None:
+    changes = {"is_decoder": True} if (architecture, auto.__name__) == ("bert", "AutoModelForCausalLM") else {}
+    model = auto.from_pretrained(stock, position_scheme=scheme, **changes).eval()
+    plain = auto.from_pretrained(stock, **changes)
+    assert type(model).__name__ == f"PosEnc{type(plain).__name__}"
+    assert isinstance(model, type(plain))
+    choices = "MultipleChoice" in type(model).__name__ or "DoubleHeads" in type(model).__name__
+    ids = tiny.tokens(2, 12).view(1, 2, 12) if choices else tiny.tokens(2, 12)
+    with torch.no_grad():
+        expected = model(ids)[0]
+        model.save_pretrained(tmp_path / "variant")
+        loaded = auto.from_pretrained(tmp_path / "variant")
+        assert type(loaded) is type(model)
+        weights = loaded.state_dict()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+        # The last product's rounding depends on how memory is aligned, in stock models as well.
+        torch.testing.assert_close(loaded(ids)[0], expected, rtol=0, atol=1e-6)
+
+
+@by_pair
+@pytest.mark.parametrize("how", ["plain", "sharded", "device_map", "disk", "bfloat16"])
+def test_saved_variants_come_back_to_the_bit(case: Case, architecture: str, how: str, tmp_path: Path) -> None:
+    dtype = torch.bfloat16 if how == "bfloat16" else torch.float32
+    model = tiny.model(architecture, case.scheme, dtype)
+    model.save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if how == "sharded" else {}))
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["position_scheme"] == case.scheme
+    assert written["model_type"] == f"posenc_{architecture}"
+    assert (
+        len(list(tmp_path.glob("*.safetensors"))) > 1 if how == "sharded" else (tmp_path / "model.safetensors").exists()
+    )
+
+    if how == "disk":  # everything is read from disk when its module is called, the scheme's parameters too
+        offloaded = AUTO[architecture].from_pretrained(tmp_path)
+        accelerate.disk_offload(offloaded, tmp_path / "offload")
+        assert all(parameter.is_meta for parameter in offloaded.parameters())
+        with torch.no_grad():
+            torch.testing.assert_close(offloaded(tiny.tokens())[0], model(tiny.tokens())[0], rtol=0, atol=1e-6)
+        return
+    settings = {"device_map": "auto"} if how == "device_map" else {"dtype": dtype}
+    loaded, info = AUTO[architecture].from_pretrained(tmp_path, output_loading_info=True, **settings)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    same_model(loaded, model)
+    assert not any(parameter.is_meta for parameter in loaded.parameters())
+
+
+@by_pair
+def test_into_another_head(case: Case, architecture: str, tmp_path: Path) -> None:
+    model = tiny.model(architecture, case.scheme, torch.float32)
+    model.save_pretrained(tmp_path)
+    classifier, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any("position_scheme" in name for name in info["missing_keys"])
+    base = AutoModel.from_pretrained(tmp_path)
+    ids = tiny.tokens()
+    with torch.no_grad():
+        expected = model.base_model(ids)[0]
+        assert torch.equal(classifier.base_model(ids)[0], expected)
+        assert torch.equal(base(ids)[0], expected)
+
+
+@by_pair
+def test_report_of_a_fresh_retrofit_is_clean(case: Case, architecture: str, stock: Path) -> None:
+    _, info = AUTO[architecture].from_pretrained(stock, position_scheme=case.scheme, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+
+
+def damage(directory: Path, part: str) -> None:
+    weights = load_file(directory / "model.safetensors")
+    victim = next(name for name in sorted(weights) if part in name)
+    del weights[victim]
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "part"), [("gpt2", "mlp.c_fc.weight"), ("llama", "up_proj"), ("bert", "intermediate")]
+)
+def test_report_still_names_real_damage(architecture: str, part: str, stock: Path) -> None:
+    damage(stock, part)
+    _, info = AUTO[architecture].from_pretrained(stock, position_scheme="t5", output_loading_info=True)
+    assert len(info["missing_keys"]) == 1
+    assert part in next(iter(info["missing_keys"]))
+
+
+@by_architecture
+@pytest.mark.parametrize("shared", [True, False])
+def test_report_names_a_missing_parameter_of_a_saved_variant(architecture: str, shared: bool, tmp_path: Path) -> None:
+    tiny.model(architecture, {"type": "t5", "shared": shared}, torch.float32).save_pretrained(tmp_path)
+    damage(tmp_path, "position_scheme")
+    loaded, info = AUTO[architecture].from_pretrained(tmp_path, output_loading_info=True)
+    assert len(info["missing_keys"]) == 1
+    assert "position_scheme" in next(iter(info["missing_keys"]))
+    name = next(iter(info["missing_keys"]))
+    assert loaded.get_parameter(name).abs().max() == 0
+
+
+@by_architecture
+def test_another_scheme_for_a_saved_variant(architecture: str, tmp_path: Path) -> None:
+    tiny.model(architecture, "t5", torch.float32).save_pretrained(tmp_path)
+    model, info = AUTO[architecture].from_pretrained(tmp_path, position_scheme="alibi", output_loading_info=True)
+    assert model.config.position_scheme == "alibi"
+    assert not info["missing_keys"]
+    assert ["position_scheme" in name for name in info["unexpected_keys"]] == [True]  # a trained table is let go
+    # What the first conversion dropped, and what has moved within the list, must not pass unseen.
+    _, info = AUTO[architecture].from_pretrained(tmp_path, position_scheme="learned", output_loading_info=True)
+    assert len(info["missing_keys"]) == 1
+    _, info = AUTO[architecture].from_pretrained(tmp_path, position_scheme=["rope", "t5"], output_loading_info=True)
+    assert len(info["missing_keys"]) == len(info["unexpected_keys"]) == 1
+    damage(tmp_path, "position_scheme")
+    _, info = AUTO[architecture].from_pretrained(tmp_path, position_scheme={"type": "t5"}, output_loading_info=True)
+    assert len(info["missing_keys"]) == 1
+
+
+def is_shared(name: str) -> bool:
+    """Whether a parameter is in no layer."""
+    return not any(part.isdigit() for part in name.split("position_scheme")[0].split("."))
+
+
+@by_pair
+def test_new_parameters_are_initialised_not_left_to_chance(case: Case, architecture: str, stock: Path) -> None:
+    """Memory that the allocator hands out dirty would show: fill it with NaN first."""
+    poison = [
+        torch.full((size,), float("nan")) for size in (4, 8, 32, 72, 128, 256, 1024, 1536, 2048) for _ in range(50)
+    ]
+    del poison
+    model = AUTO[architecture].from_pretrained(stock, position_scheme=case.scheme)
+    for name, parameter in model.named_parameters():
+        if "position_scheme" not in name:
+            continue
+        assert parameter.isfinite().all(), name
+        values = parameter.detach().unique().tolist()
+        if name.endswith("slopes"):
+            torch.testing.assert_close(parameter.detach(), torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]))
+        elif name.endswith((".a", ".p")):
+            assert values in ([0.0], [1.0]), name
+        elif name.endswith("norm.weight"):
+            assert values == [1.0], name
+        elif name.endswith((".rate", ".length")):
+            assert parameter.item() in (pytest.approx(0.1), 512.0), name
+        elif ".inner_" in name or (is_shared(name) and name.endswith(".table")):
+            assert 0 < parameter.abs().max() <= 1, name
+        elif name.endswith("mixer.query"):
+            assert values == [0.0], name
+        elif "mixer" in name or name.endswith("_projection"):
+            silent = "xl" in case.id or (is_shared(name) and name.endswith("query_projection"))
+            if silent:
+                assert values == [0.0], name
+                continue
+            assert values in ([0.0, 1.0], [0.0, 2.0]), name
+        else:
+            assert parameter.abs().max() == 0, name
+    assert not [name for name, _ in model.named_buffers() if "position_scheme" in name]
+    with torch.no_grad():
+        assert model(tiny.tokens())[0].isfinite().all()
+
+
+@by_architecture
+def test_configs(architecture: str, tmp_path: Path) -> None:
+    config = tiny.config(architecture)
+    assert type(config) is STOCK_CONFIGS[architecture]
+    assert config.position_scheme is None
+    before = config.to_dict()
+    config.position_scheme = {"type": "t5", "num_buckets": 16}
+    assert type(config).__name__ == f"PosEnc{STOCK_CONFIGS[architecture].__name__}"
+    assert isinstance(config, STOCK_CONFIGS[architecture])
+    assert config.to_dict() == {
+        **before,
+        "model_type": f"posenc_{architecture}",
+        "position_scheme": config.position_scheme,
+    }
+    config.save_pretrained(tmp_path)
+    config._name_or_path = str(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path) == config
+    stock_class = STOCK_CONFIGS[architecture]
+    assert stock_class.from_pretrained(tmp_path, name_or_path=str(tmp_path)) == config
+    assert AutoConfig.from_pretrained(tmp_path, position_scheme="rope") != config
+    with pytest.raises(ValueError, match="would read it as a stock model"):
+        AutoConfig.from_pretrained(tmp_path, position_scheme=None)
+    fresh = tiny.config(architecture, position_scheme="rope")
+    fresh.position_scheme = None
+    assert type(fresh) is STOCK_CONFIGS[architecture]
+    assert fresh.to_dict() == before
+
+
+@by_architecture
+def test_a_variant_whose_config_lost_its_scheme_is_refused(architecture: str, tmp_path: Path) -> None:
+    tiny.model(architecture, "rope", torch.float32).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    del written["position_scheme"]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match=f"posenc_{architecture} config needs a position_scheme"):
+        AUTO[architecture].from_pretrained(tmp_path)
+
+
+def test_marked_fields_come_back(tmp_path: Path) -> None:
+    marked = {"hidden_act": "relu", "initializer_range": 0.03}
+    config = tiny.config("bert", position_scheme="rope", **marked)
+    config.save_pretrained(tmp_path)
+    written, read = json.loads((tmp_path / "config.json").read_text()), AutoConfig.from_pretrained(tmp_path)
+    for field, value in marked.items():
+        assert "pip install hf_posenc" in written[field]
+        assert getattr(read, field) == value
+
+
+def test_a_users_own_subclass_gets_its_variant() -> None:
+    class Louder(GPT2LMHeadModel):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().forward(*args, **kwargs)
+            output.logits = 2 * output.logits
+            return output
+
+    torch.manual_seed(0)
+    loud = Louder(tiny.config("gpt2", position_scheme="rope")).eval()
+    assert isinstance(loud, Louder)
+    assert type(loud.transformer).__name__ == "PosEncGPT2Model"
+    ids = tiny.tokens()
+    quiet = GPT2LMHeadModel(tiny.config("gpt2", position_scheme="rope")).eval()
+    quiet.load_state_dict(loud.state_dict())
+    assert torch.equal(loud(ids).logits, 2 * quiet(ids).logits)
+
+
+def test_double_heads_read_choices_as_stock_does() -> None:
+    """Embeddings are added before the stock model lays its choices out flat: the result must not differ for it."""
+    from transformers import GPT2DoubleHeadsModel
+
+    torch.manual_seed(0)
+    stock = GPT2DoubleHeadsModel(tiny.config("gpt2")).eval()
+    ids, mask = tiny.tokens(6, 8).view(2, 3, 8), torch.ones(2, 3, 8, dtype=torch.long)
+    inputs = {"attention_mask": mask, "token_type_ids": torch.ones_like(ids), "mc_token_ids": torch.full((2, 3), 7)}
+    with torch.no_grad():
+        expected = stock(ids, **inputs, output_hidden_states=True)
+        found = hf_posenc.retrofit(stock, "learned")(ids, **inputs, output_hidden_states=True)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.mc_logits, expected.mc_logits, rtol=0, atol=1e-6)
+    assert [state.shape for state in found.hidden_states] == [state.shape for state in expected.hidden_states]
+
+
+def test_an_adapter_does_not_name_the_stock_checkpoint(tmp_path: Path) -> None:
+    """PEFT writes the path of the model it adapts, and loads that again: it must not be the stock one."""
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    tiny.model("gpt2", dtype=torch.float32).save_pretrained(tmp_path / "stock")
+    fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "stock", position_scheme="alibi")
+    live = hf_posenc.retrofit(AutoModelForCausalLM.from_pretrained(tmp_path / "stock"), "alibi")
+    for model in (fresh, live):
+        adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, fan_in_fan_out=True))
+        assert adapted.peft_config["default"].base_model_name_or_path in (None, "")
+    fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "stock", position_scheme="alibi")
+    fresh.save_pretrained(tmp_path / "variant")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "variant")
+    adapted = peft.get_peft_model(saved, peft.LoraConfig(r=2, fan_in_fan_out=True, task_type="CAUSAL_LM"))
+    adapted.save_pretrained(tmp_path / "adapter")
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    assert type(loaded.get_base_model()).__name__ == "PosEncGPT2LMHeadModel"
+
+
+def test_composite_models_keep_the_scheme(tmp_path: Path) -> None:
+    from transformers import EncoderDecoderModel
+
+    config = tiny.composite_config()
+    with hf_posenc.patched("alibi"):
+        model = EncoderDecoderModel(config)
+    model.eval().save_pretrained(tmp_path)
+    loaded = EncoderDecoderModel.from_pretrained(tmp_path)
+    assert type(loaded.encoder).__name__ == "PosEncBertModel"
+    assert type(loaded.decoder).__name__ == "PosEncBertLMHeadModel"
+    ids = tiny.tokens()
+    with torch.no_grad():
+        expected = model(input_ids=ids, decoder_input_ids=ids).logits
+        torch.testing.assert_close(loaded(input_ids=ids, decoder_input_ids=ids).logits, expected, rtol=0, atol=1e-6)

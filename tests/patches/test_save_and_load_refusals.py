@@ -1,0 +1,184 @@
+"""A variant never loads as a stock model: shown in processes of their own, with and without the plugin."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import tiny_models as tiny
+
+CLASSES = {
+    "gpt2": ("AutoModelForCausalLM", "GPT2LMHeadModel", "GPT2Config"),
+    "llama": ("AutoModelForCausalLM", "LlamaForCausalLM", "LlamaConfig"),
+    "bert": ("AutoModelForMaskedLM", "BertForMaskedLM", "BertConfig"),
+}
+NOT_INSTALLED = """
+import sys
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "hf_posenc":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+sys.meta_path.insert(0, Nowhere())
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module", params=list(CLASSES))
+def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    directory = tmp_path_factory.mktemp(request.param)
+    model = tiny.model(request.param, ["alibi", "rope"], torch.float32)
+    model.save_pretrained(directory)
+    torch.save(model(tiny.tokens()).logits.detach(), directory / "expected.pt")
+    return request.param, directory
+
+
+def test_auto_classes_refuse_without_the_plugin(variant: tuple[str, Path]) -> None:
+    architecture, directory = variant
+    auto = CLASSES[architecture][0]
+    done = run(f"import transformers; transformers.{auto}.from_pretrained({str(directory)!r})")
+    assert done.returncode != 0
+    assert "trust_remote_code" in done.stderr or f"posenc_{architecture}" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["model", "config"])
+def test_explicit_stock_classes_refuse_without_the_plugin(variant: tuple[str, Path], which: int) -> None:
+    architecture, directory = variant
+    done = run(f"import transformers; transformers.{CLASSES[architecture][which]}.from_pretrained({str(directory)!r})")
+    assert done.returncode != 0
+    assert "pip install hf_posenc" in done.stderr, done.stderr
+
+
+LOAD_AND_COMPARE = """
+import torch, transformers
+model = transformers.{auto}.from_pretrained({directory!r}, {settings})
+assert type(model).__name__ == "PosEnc{stock}", type(model)
+ids = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(0))
+with torch.no_grad():
+    torch.testing.assert_close(model(ids).logits, torch.load({directory!r} + "/expected.pt"), rtol=0, atol=1e-6)
+model.save_pretrained({directory!r} + "/again")
+"""
+
+
+def load_and_compare(variant: tuple[str, Path], settings: str = "") -> str:
+    architecture, directory = variant
+    auto, stock, _ = CLASSES[architecture]
+    return LOAD_AND_COMPARE.format(auto=auto, stock=stock, directory=str(directory), settings=settings)
+
+
+def test_remote_code_works_where_the_package_is_installed(variant: tuple[str, Path]) -> None:
+    """Nothing imports hf_posenc here but the shim in the checkpoint."""
+    done = run(load_and_compare(variant, "trust_remote_code=True"))
+    assert done.returncode == 0, done.stderr
+    again = sorted(path.name for path in (variant[1] / "again").glob("*.py"))
+    assert again == ["modeling_hf_posenc.py"]  # no copies of the package's own files
+    assert (variant[1] / "modeling_hf_posenc.py").read_text().startswith("import hf_posenc")
+
+
+def test_remote_code_names_the_package_where_it_is_not_installed(variant: tuple[str, Path]) -> None:
+    done = run(NOT_INSTALLED + load_and_compare(variant, "trust_remote_code=True"))
+    assert done.returncode != 0
+    assert "pip install hf_posenc" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import hf_posenc",
+        pytest.param("import transformers, hf_posenc", marks=pytest.mark.slow),
+        "from transformers import GPT2LMHeadModel, LlamaConfig\nimport hf_posenc",
+    ],
+)
+def test_with_the_plugin_all_classes_load_it(variant: tuple[str, Path], first: str) -> None:
+    architecture, directory = variant
+    stock = CLASSES[architecture][1]
+    load = f"transformers.{stock}.from_pretrained({str(directory)!r})"
+    explicit = f"import transformers; print(type({load}).__name__)"
+    automatic = load_and_compare(variant)
+    # Which of the two comes first may matter to imports: one order here, the other with another way to begin.
+    both = [explicit, automatic] if "transformers" in first else [automatic, explicit]
+    done = run("\n".join([first, *both]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split().count(f"PosEnc{stock}") == 1, done.stdout
+
+
+INVISIBLE = """
+import sys
+before = set(sys.modules)
+import hf_posenc
+print(sorted({name.split(".")[0] for name in set(sys.modules) - before} & {"torch", "transformers", "numpy", "peft"}))
+"""
+
+
+def test_importing_the_plugin_imports_nothing_heavy() -> None:
+    assert run(INVISIBLE).stdout.strip() == "[]"
+
+
+STOCK_LOGITS = """
+import torch, transformers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, BertConfig, BertModel
+torch.manual_seed(0)
+ids = torch.arange(3, 15)[None]
+small = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=40)
+models = [
+    GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, vocab_size=40)),
+    LlamaForCausalLM(LlamaConfig(**small)),
+    BertModel(BertConfig(**small)),
+]
+for model in models:
+    print(type(model), type(model.config), model.eval()(ids)[0].double().sum().item().hex(), sorted(model.state_dict()))
+print(GPT2LMHeadModel is transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel, GPT2Config().to_json_string())
+"""
+
+
+def test_stock_models_are_the_same_to_the_bit_with_the_plugin() -> None:
+    use = "import hf_posenc, transformers\nwith hf_posenc.patched('rope'): pass\n"
+    use += "transformers.GPT2Config(position_scheme='rope')\n"
+    plain, imported, used = run(STOCK_LOGITS), run("import hf_posenc\n" + STOCK_LOGITS), run(use + STOCK_LOGITS)
+    assert plain.returncode == 0, plain.stderr
+    assert plain.stdout == imported.stdout == used.stdout
+
+
+def test_looking_for_a_module_does_not_switch_the_plugin_off() -> None:
+    """Tools look modules up without importing them; the field must be there when the import comes."""
+    code = """
+import hf_posenc, importlib.util
+importlib.util.find_spec("transformers.models.gpt2.configuration_gpt2")
+from transformers import GPT2Config
+print(type(GPT2Config(position_scheme="rope")).__name__)
+"""
+    assert run(code).stdout.strip() == "PosEncGPT2Config"
+
+
+def test_a_pickled_config_and_model_come_back_in_another_process(tmp_path: Path) -> None:
+    model = tiny.model("gpt2", "rope", torch.float32)
+    (tmp_path / "config.pkl").write_bytes(pickle.dumps(model.config))
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps(model))
+    code = f"""
+import pickle
+config = pickle.load(open({str(tmp_path / "config.pkl")!r}, "rb"))
+config.save_pretrained({str(tmp_path / "saved")!r})
+model = pickle.load(open({str(tmp_path / "model.pkl")!r}, "rb"))
+print(type(config).__name__, type(model).__name__, model.config.position_scheme)
+"""
+    done = run(code)
+    assert done.stdout.strip() == "PosEncGPT2Config PosEncGPT2LMHeadModel rope", done.stderr
+
+
+def test_the_mapping_of_configs_can_be_pickled_and_listed() -> None:
+    code = """
+import hf_posenc, pickle
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+again = pickle.loads(pickle.dumps(dict(CONFIG_MAPPING._extra_content)))  # what pickling the mapping does
+print(again["posenc_gpt2"].__name__, CONFIG_MAPPING["posenc_llama"].__name__)
+print(sum(cls.__name__.startswith("PosEnc") for cls in CONFIG_MAPPING._extra_content.values()))
+"""
+    done = run(code)
+    assert done.stdout.split() == ["PosEncGPT2Config", "PosEncLlamaConfig", "3"], done.stderr

@@ -1,0 +1,280 @@
+"""Schemes that no library has, against their formula written out plainly: forward and gradient, each with a control."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import hf_posenc
+from tests.support import oracles
+from tests.support import tiny_models as tiny
+from tests.support.cases import ARCHITECTURES
+from tests.support.oracles import LENGTH, compare, equals_stock_with, tolerance
+
+by_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+@by_architecture
+@pytest.mark.parametrize("kind", ["log", "power"])
+def test_kerple_equals_a_loop_over_its_formula(architecture: str, kind: str) -> None:
+    """-p ln(1 + a |r|), or -a |r|^p, each head and layer with an a and a p of its own."""
+    ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, {"type": "kerple", "kind": kind})
+    kernels = [module for module in model.modules() if type(module).__name__ == "Kernel"]
+    assert len(kernels) == tiny.LAYERS
+    theirs = [[number.detach().clone().requires_grad_() for number in (kernel.a, kernel.p)] for kernel in kernels]
+    layers = []
+    for a, p in theirs:
+        rows = []
+        for head in range(tiny.HEADS):
+            for query in range(LENGTH):
+                for key in range(LENGTH):
+                    distance = abs(key - query)
+                    if kind == "log":
+                        rows.append(-p[head] * torch.log(1 + a[head] * distance))
+                    else:
+                        rows.append(-a[head] * distance ** p[head] if distance else 0 * a[head])
+        layers.append(oracles.Layer(bias=torch.stack(rows).view(1, tiny.HEADS, LENGTH, LENGTH)))
+    with oracles.stock_with(architecture, layers) as stock:
+        mask = oracles.causal_mask(architecture, LENGTH).expand(2, -1, -1, -1)
+        expected = stock(ids, attention_mask=mask).logits
+        compare(architecture, model, stock, expected, ids, tolerance(architecture))
+    for kernel, (a, p) in zip(kernels, theirs, strict=True):
+        for ours, oracle in ((kernel.a, a), (kernel.p, p)):
+            scale = tolerance(architecture) * oracle.grad.abs().max().clamp(min=1).item()
+            torch.testing.assert_close(ours.grad, oracle.grad, rtol=0, atol=scale)
+            assert oracle.grad.abs().max() > 1e-4
+    with torch.no_grad():
+        kernels[1].p[2] *= 1.05
+    assert (model(ids).logits - expected).abs().max() > 1e-5
+
+
+@by_architecture
+def test_fire_equals_a_plain_network_over_its_formula(architecture: str) -> None:
+    """f(psi(|r|) / psi(max(i, L))) with psi(x) = ln(c x + 1) and f a network 1 -> 32 -> heads, run unit by unit."""
+    ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, "fire")
+    networks = [module for module in model.modules() if type(module).__name__ == "Network"]
+    assert len(networks) == tiny.LAYERS
+    theirs = []
+    for network in networks:
+        torch.nn.init.constant_(network.length, 5.0)  # inside of the input, so that both of its cases occur
+        theirs.append({name: value.detach().clone().requires_grad_() for name, value in network.named_parameters()})
+    places, layers = torch.arange(LENGTH, dtype=torch.float64), []
+    for p in theirs:
+        reach = torch.maximum(places, p["length"])[:, None]
+        distances = (places[None, :] - places[:, None]).abs()
+        inputs = torch.log(p["rate"] * distances + 1) / torch.log(p["rate"] * reach + 1)
+        units = torch.relu(inputs[..., None] * p["inner_weight"] + p["inner_bias"])
+        bias = units @ p["outer_weight"].T + p["outer_bias"]
+        layers.append(oracles.Layer(bias=bias.permute(2, 0, 1)[None]))
+    with oracles.stock_with(architecture, layers) as stock:
+        mask = oracles.causal_mask(architecture, LENGTH).expand(2, -1, -1, -1)
+        expected = stock(ids, attention_mask=mask).logits
+        compare(architecture, model, stock, expected, ids, tolerance(architecture))
+    for network, p in zip(networks, theirs, strict=True):
+        for name, ours in network.named_parameters():
+            if name == "outer_bias":  # the same for all keys: softmax does not see it
+                continue
+            scale = tolerance(architecture) * p[name].grad.abs().max().clamp(min=1).item()
+            torch.testing.assert_close(ours.grad, p[name].grad, rtol=0, atol=scale, msg=lambda t, n=name: f"{n}: {t}")
+            assert p[name].grad.abs().max() > 1e-5, name
+    with torch.no_grad():
+        networks[1].inner_weight *= 1.05
+    assert (model(ids).logits - expected).abs().max() > 1e-4
+
+
+def test_fire_looks_its_network_up_exactly() -> None:
+    """Straight pieces between corners, against the network itself: also at corners, with dead and constant units."""
+    from hf_posenc.schemes.fire import UNITS, Network
+
+    generator = torch.Generator().manual_seed(0)
+    network = Network(3, "paper").to(torch.float64)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        network.inner_weight[:3], network.inner_bias[0] = 0.0, 2.0
+        network.inner_bias[1], network.inner_bias[2] = -2.0, 0.0
+    corners = -network.inner_bias[3:] / network.inner_weight[3:]
+    inputs = torch.cat([torch.linspace(-4, 4, 301, dtype=torch.float64), corners.detach()])
+    assert len(corners) == UNITS - 3
+    units = torch.relu(inputs[:, None] * network.inner_weight + network.inner_bias)
+    expected = (units @ network.outer_weight.T + network.outer_bias).T
+    torch.testing.assert_close(network.through(inputs), expected, rtol=0, atol=1e-12)
+
+
+@by_architecture
+def test_sandwich_equals_a_loop_over_its_formula(architecture: str) -> None:
+    """The product of two sinusoidal embeddings of width 128, less its maximum, over 8 h / H for head h."""
+    ids, rows = tiny.tokens(2, LENGTH), []
+    for head in range(1, tiny.HEADS + 1):
+        for query in range(LENGTH):
+            for key in range(LENGTH):
+                product = sum(math.cos((query - key) / 10000 ** (2 * pair / 128)) for pair in range(1, 65))
+                rows.append((product - 64) / (8 * head / tiny.HEADS))
+    bias = torch.tensor(rows, dtype=torch.float64).view(1, tiny.HEADS, LENGTH, LENGTH)
+    stock, expected = oracles.with_bias(architecture, ids, bias)
+    compare(architecture, tiny.model(architecture, "sandwich"), stock, expected, ids, tolerance(architecture))
+    _, perturbed = oracles.with_bias(architecture, ids, bias * 1.01)
+    assert (perturbed - expected).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_fire_starts_neutral_and_can_learn(architecture: str) -> None:
+    stock, ids = tiny.model(architecture), tiny.tokens(2, LENGTH)
+    expected = stock(ids).logits
+    model = hf_posenc.retrofit(stock, ["learned", "fire"])
+    found = model(ids).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    found.square().mean().backward()
+    network = next(module for module in model.modules() if type(module).__name__ == "Network")
+    assert network.outer_weight.grad.abs().max() > 0
+    paper = hf_posenc.retrofit(tiny.model(architecture), {"type": "fire", "init": "paper"})
+    network = next(module for module in paper.modules() if type(module).__name__ == "Network")
+    assert network.outer_weight.abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", ["log", "power"])
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_kerple_starts_neutral_and_can_learn(architecture: str, kind: str) -> None:
+    """Beside the old table it changes nothing at first, and the factor that makes it so has a gradient."""
+    stock, ids = tiny.model(architecture), tiny.tokens(2, LENGTH)
+    expected = stock(ids).logits
+    model = hf_posenc.retrofit(stock, ["learned", {"type": "kerple", "kind": kind}])
+    found = model(ids).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    found.square().mean().backward()
+    kernel = next(module for module in model.modules() if type(module).__name__ == "Kernel")
+    assert (kernel.p if kind == "log" else kernel.a).grad.abs().min() > 0
+    paper = hf_posenc.retrofit(tiny.model(architecture), {"type": "kerple", "kind": kind, "init": "paper"})
+    kernel = next(module for module in paper.modules() if type(module).__name__ == "Kernel")
+    assert kernel.a.min() >= 0
+    assert 0 <= kernel.p.min() <= kernel.p.max() <= 2
+
+
+@by_architecture
+def test_window_equals_stock_with_both_rows_added(architecture: str) -> None:
+    ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, {"type": "window", "window_size": 5})
+    scheme = model.base_model.position_scheme[0]
+    assert scheme.windows.shape[0] == 10  # 48 positions in windows of 5
+    places, windows = (table.detach().clone().requires_grad_() for table in (scheme.places, scheme.windows))
+    rows = [places[position % 5] + windows[position // 5] for position in range(tiny.TRAINED_LENGTH)]
+    stock, expected = oracles.embedded(architecture, ids, torch.stack(rows))
+    compare(architecture, model, stock, expected, ids, tolerance(architecture))
+    if architecture == "llama":  # elsewhere the stock table is a leaf, and gradients end there
+        for ours, theirs in ((scheme.places, places), (scheme.windows, windows)):
+            scale = tolerance(architecture) * theirs.grad.abs().max().item()
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=scale)
+    far = model(torch.cat([ids] * 5, 1)).logits
+    assert far.isfinite().all()
+    with torch.no_grad():
+        scheme.windows[2, 3] += 0.05
+    assert (model(ids).logits - expected).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("width", [7, 32, 33])
+def test_sinusoids_of_any_width_equal_a_loop(width: int) -> None:
+    from hf_posenc.schemes.sinusoidal import sinusoids
+
+    for layout in ("interleaved", "halves"):
+        table = sinusoids(torch.arange(40), width, 10000.0, layout, torch.float64)
+        for position in (0, 1, 17, 39):
+            angles = [position / 10000 ** (2 * pair / width) for pair in range((width + 1) // 2)]
+            expected = torch.zeros(width, dtype=torch.float64)
+            for feature in range(width):
+                sines = (width + 1) // 2
+                if layout == "interleaved":
+                    wave, pair = (torch.sin, feature // 2) if feature % 2 == 0 else (torch.cos, feature // 2)
+                else:
+                    wave, pair = (torch.sin, feature) if feature < sines else (torch.cos, feature - sines)
+                expected[feature] = wave(torch.tensor(angles[pair], dtype=torch.float64))
+            torch.testing.assert_close(table[position], expected, rtol=0, atol=1e-12)
+
+
+@by_architecture
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_partial_and_interleaved_rope_equal_the_papers_rotation(architecture: str, share: float, layout: str) -> None:
+    ids, turned = tiny.tokens(2, LENGTH), int(8 * share)
+    turn = oracles.complex_turn(LENGTH, 500.0, turned, layout == "interleaved")
+    scheme = {"type": "rope", "theta": 500.0, "layout": layout, "partial_rotary_factor": share}
+    # Our angles are float32 products, as LLaMA's own; the oracle's are float64.
+    layers = [oracles.Layer(turn=turn)] * tiny.LAYERS
+    _, expected = equals_stock_with(architecture, scheme, layers, ids, 2e-5)
+    if turned > 2:  # of two features, both layouts are the same
+        other = {**scheme, "layout": "halves" if layout == "interleaved" else "interleaved"}
+        assert (tiny.model(architecture, other)(ids).logits - expected).abs().max() > 1e-3
+
+
+@by_architecture
+def test_xpos_equals_a_loop_over_its_formula(architecture: str) -> None:
+    """Rotation, then q times zeta^((i - c) / base) and k divided by the same at j, zeta = (2k + 0.4 d) / (1.4 d)."""
+    ids, base, centre = tiny.tokens(2, LENGTH), 20.0, tiny.TRAINED_LENGTH // 2
+    rotation = oracles.complex_turn(LENGTH, 10000.0, 8, interleaved=False)
+
+    def decayed(states: torch.Tensor, sign: int) -> torch.Tensor:
+        result = rotation(states)
+        for position in range(LENGTH):
+            for pair in range(4):
+                factor = ((2 * pair + 0.4 * 8) / (1.4 * 8)) ** (sign * (position - centre) / base)
+                for feature in (pair, pair + 4):
+                    result[:, :, position, feature] = result[:, :, position, feature] * factor
+        return result
+
+    layer = oracles.Layer(turn=lambda states: decayed(states, 1), turn_keys=lambda states: decayed(states, -1))
+    # Angles and factors are float32, as LLaMA's own angles; the oracle's are float64.
+    scheme = {"type": "xpos", "scale_base": base}
+    _, expected = equals_stock_with(architecture, scheme, [layer] * tiny.LAYERS, ids, 2e-5)
+    assert (tiny.model(architecture, {"type": "rope", "theta": 10000.0})(ids).logits - expected).abs().max() > 1e-3
+
+
+def test_xpos_refuses_what_its_decay_cannot_reach() -> None:
+    model = tiny.model("llama", {"type": "xpos", "scale_base": 16.0}, torch.float16)
+    assert model(tiny.tokens(1, 60)).logits.isfinite().all()
+    with pytest.raises(ValueError, match=r"xpos: at \d+ positions.*float16.*scale_base"):
+        model(tiny.tokens(1, 200))
+
+
+@by_architecture
+def test_learned_slopes_get_the_gradient_of_the_bias(architecture: str) -> None:
+    ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, {"type": "alibi", "learned": True})
+    ours = next(parameter for name, parameter in model.named_parameters() if name.endswith("slopes"))
+    theirs = ours.detach().clone().requires_grad_()
+    places = torch.arange(LENGTH, dtype=torch.float64)
+    bias = -theirs.view(1, -1, 1, 1) * (places[None, :] - places[:, None]).abs()
+    stock, expected = oracles.with_bias(architecture, ids, bias)
+    compare(architecture, model, stock, expected, ids, tolerance(architecture))
+    torch.testing.assert_close(
+        ours.grad, theirs.grad, rtol=0, atol=tolerance(architecture) * theirs.grad.abs().max().item()
+    )
+    assert theirs.grad.abs().min() > 1e-4
+
+
+@pytest.mark.parametrize("how", ["interpolate", "tile", "hierarchical"])
+@pytest.mark.parametrize("architecture", ["gpt2", "bert"])
+def test_extended_tables_equal_a_loop(architecture: str, how: str) -> None:
+    model, rows, longer = tiny.model(architecture), tiny.TRAINED_LENGTH, 2 * tiny.TRAINED_LENGTH
+    own = model.transformer.wpe if architecture == "gpt2" else model.bert.embeddings.position_embeddings
+    weight = own.weight.detach().clone()
+    expected = torch.zeros(longer, tiny.WIDTH, dtype=torch.float64)
+    for position in range(longer):
+        if how == "tile":
+            expected[position] = weight[position % rows]
+        elif how == "interpolate":
+            place = position * (rows - 1) / (longer - 1)
+            low, high = int(place), min(int(place) + 1, rows - 1)
+            expected[position] = weight[low] * (1 - (place - low)) + weight[high] * (place - low)
+        else:
+            base = [(row - 0.4 * weight[0]) / 0.6 for row in weight]
+            expected[position] = 0.4 * base[position // rows] + 0.6 * base[position % rows]
+    hf_posenc.retrofit(model, {"type": "learned", "max_positions": longer, "extend": how})
+    found = own(torch.arange(longer)[None])[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    if how != "interpolate":
+        assert torch.equal(found[:rows], weight)
+    assert model(tiny.tokens(1, longer)).logits.isfinite().all()
+    with pytest.raises(ValueError, match=f"length {longer + 1}.*serves {longer} positions"):
+        model(tiny.tokens(1, longer + 1))
+    hf_posenc.restore(model)
+    assert type(own) is torch.nn.Embedding
+    assert torch.equal(own.weight, weight)

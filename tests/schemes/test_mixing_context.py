@@ -1,0 +1,220 @@
+"""The context that a mix can ask with (`query="context"`): the mean of the words that a token may know of.
+
+Its caches hold words beside keys and values. Whatever is done to a cache, the result is that of a forward without one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import Cache
+
+from tests.support import tiny_models as tiny
+from tests.support.cases import DECODERS
+
+CONTEXT = {"mix": "attention", "query": "context"}
+SINUSOIDAL = {"type": "sinusoidal", **CONTEXT}
+by_decoder = pytest.mark.parametrize("architecture", DECODERS)
+by_kind = pytest.mark.parametrize("kind", ["dynamic", "static"])
+LAYOUTS = {
+    "whole": ("aaaaaaaaaa", "aaaaaaaaaa"),
+    "left": ("...aaaaaaa", "aaaaaaaaaa"),
+    "right": ("aaaaaaa...", "aaaaaaaaaa"),
+    "both-sides": ("..aaaaaaa.", "a........."),
+    "packed": ("aaaabbbbbb", "aaaaaaabcc"),
+    "packed-padded": ("..aaabbbb.", "aaa..bbbbb"),
+}
+"""For each token its document, or a dot for padding."""
+
+
+def layout(name: str) -> dict[str, torch.Tensor]:
+    """The inputs that say so: a mask where there is padding, positions where there are several documents."""
+    rows, inputs = LAYOUTS[name], {}
+    if "." in "".join(rows):
+        inputs["attention_mask"] = torch.tensor([[token != "." for token in row] for row in rows]).long()
+    if "b" in "".join(rows):
+        positions = [[0 if row[slot] == "." else slot - row.index(row[slot]) for slot in range(10)] for row in rows]
+        inputs["position_ids"] = torch.tensor(positions)
+    return inputs
+
+
+def contexts(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    """What the mix of a model asks with."""
+    seen: list[torch.Tensor] = []
+    mixer = model.base_model.position_scheme[0].mixer
+    handle = mixer.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[2]))
+    with torch.no_grad():
+        model(ids, **inputs)
+    handle.remove()
+    assert len(seen) == 1
+    return seen[0].expand(ids.shape[0], -1, -1)
+
+
+@pytest.mark.parametrize("architecture", ["bert", *DECODERS])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_context_is_the_mean_of_the_words_that_a_token_may_know_of(architecture: str, name: str) -> None:
+    """Of its document, without padding; in a causal model up to the token itself. At padding it is anything finite."""
+    model, ids = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 10)
+    found, words = contexts(model, ids, **layout(name)), model.get_input_embeddings().weight.detach()
+    assert found.isfinite().all()
+    for number, row in enumerate(LAYOUTS[name]):
+        for slot, document in enumerate(row):
+            if document == ".":
+                continue
+            last = 10 if architecture == "bert" else slot + 1
+            known = [words[ids[number, other]] for other in range(last) if row[other] == document]
+            expected = torch.stack(known).sum(0) / len(known)
+            torch.testing.assert_close(found[number, slot], expected, rtol=0, atol=1e-14)
+    whole = contexts(model, ids)  # the control: padding and documents count for something
+    assert (name == "whole") == ((found - whole).abs().max() < 1e-6)
+
+
+def make_cache(model: Any, kind: str) -> Any:
+    return DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(model.config, max_cache_len=16)
+
+
+def logits(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(ids, **inputs).logits
+
+
+@by_decoder
+@by_kind
+@pytest.mark.parametrize("name", ["sinusoidal", "learned", "window"])
+@pytest.mark.parametrize("padded", [0, 4], ids=["", "left-padded"])
+def test_cached_steps_equal_the_full_forward(architecture: str, kind: str, name: str, padded: int) -> None:
+    """Also a first step that is nothing but padding in one of its rows."""
+    model, ids = tiny.model(architecture, {"type": name, **CONTEXT}), tiny.tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :padded] = 0
+    full = logits(model, ids, attention_mask=mask, use_cache=False)
+    cache, cuts = make_cache(model, kind), [0, 3, 7, 8, 9, 10, 11, 12]
+    for start, stop in itertools.pairwise(cuts):
+        inputs = {"attention_mask": mask[:, :stop]} if padded else {}
+        step = logits(model, ids[:, start:stop], past_key_values=cache, **inputs)
+        torch.testing.assert_close(step[1], full[1, start:stop], **tiny.same(architecture))
+        real = max(padded, start)
+        torch.testing.assert_close(step[0, real - start :], full[0, real:stop], **tiny.same(architecture))
+    assert len(cache.layers) == tiny.LAYERS + 1
+    last, inputs = tiny.tokens(2, 1, seed=1), {"attention_mask": torch.cat([mask, mask[:, -1:]], 1)}
+    expected = logits(model, torch.cat([ids, last], 1), use_cache=False, **inputs)[:, -1:]
+    cache.layers[-1].keys.zero_()  # the control: a step that has lost the words of those before it
+    lost = logits(model, last, past_key_values=cache, **inputs)
+    assert (lost - expected).abs().max() > 1e-4
+
+
+@by_decoder
+@by_kind
+def test_beam_search_equals_the_same_without_a_cache(
+    architecture: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 7)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    orders: list[list[int]] = []
+    reorder = Cache.reorder_cache
+
+    def watched(cache: Any, beams: torch.Tensor) -> None:
+        orders.append(beams.tolist())
+        reorder(cache, beams)
+
+    monkeypatch.setattr(Cache, "reorder_cache", watched)
+
+    def generate(**how: Any) -> Any:
+        lengths = {"max_new_tokens": 9, "min_new_tokens": 9}
+        beams = {"num_beams": 3, "num_return_sequences": 3, "do_sample": False}
+        scores = {"return_dict_in_generate": True, "output_scores": True}
+        return model.generate(ids, attention_mask=mask, **lengths, **beams, **scores, **how)
+
+    expected = generate(use_cache=False)
+    assert not orders
+    found = generate(use_cache=True, cache_implementation=None if kind == "dynamic" else "static")
+    assert any(order != sorted(order) for order in orders)
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, **tiny.same(architecture))
+
+    def all_but_words(cache: Any, beams: torch.Tensor) -> None:
+        for layer in cache.layers[: tiny.LAYERS]:
+            layer.reorder_cache(beams)
+
+    monkeypatch.setattr(Cache, "reorder_cache", all_but_words)  # the control: words of other beams
+    mixed_up = generate(use_cache=True, cache_implementation=None if kind == "dynamic" else "static")
+    assert (mixed_up.sequences_scores - expected.sequences_scores).abs().max() > 1e-4
+
+
+@by_decoder
+def test_a_cache_can_be_cropped_and_repeated(architecture: str) -> None:
+    model, ids, others = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 8), tiny.tokens(4, 4, seed=1)
+    cache = DynamicCache(config=model.config)
+    logits(model, ids, past_key_values=cache)
+    cache.crop(-3)
+    cache.batch_repeat_interleave(2)
+    found = logits(model, others, past_key_values=cache)
+    rows = torch.cat([ids[:, :5].repeat_interleave(2, 0), others], 1)
+    torch.testing.assert_close(found, logits(model, rows, use_cache=False)[:, 5:], **tiny.same(architecture))
+
+
+@by_decoder
+def test_a_static_cache_can_be_reset_and_used_again(architecture: str) -> None:
+    model, ids, others = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 8), tiny.tokens(2, 6, seed=1)
+    cache = StaticCache(model.config, max_cache_len=16)
+    logits(model, ids, past_key_values=cache)
+    cache.reset()
+    steps = [logits(model, part, past_key_values=cache) for part in others.split([3, 1, 2], 1)]
+    expected = logits(model, others, use_cache=False)
+    torch.testing.assert_close(torch.cat(steps, 1), expected, **tiny.same(architecture))
+
+
+@by_decoder
+@by_kind
+def test_a_cache_without_the_words_is_refused(architecture: str, kind: str) -> None:
+    model, ids = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 8)
+    for other in (tiny.model(architecture), tiny.model(architecture, "sinusoidal")):
+        cache = make_cache(other, kind)
+        logits(other, ids[:, :5], past_key_values=cache)
+        with pytest.raises(ValueError, match="context.*filled by another model.*use_cache=False"):
+            model(ids[:, 5:], past_key_values=cache)
+    cache = make_cache(model, kind)  # the control: its own is taken
+    logits(model, ids[:, :5], past_key_values=cache)
+    assert logits(model, ids[:, 5:], past_key_values=cache).isfinite().all()
+
+
+@by_decoder
+@by_kind
+def test_a_cache_that_another_model_went_on_with_is_refused(architecture: str, kind: str) -> None:
+    """Its words end before its keys do."""
+    model, other, ids = tiny.model(architecture, SINUSOIDAL), tiny.model(architecture), tiny.tokens(2, 8)
+    cache = make_cache(model, kind)
+    logits(model, ids[:, :4], past_key_values=cache)
+    logits(other, ids[:, 4:6], past_key_values=cache)
+    with pytest.raises(ValueError, match="filled by another model"):
+        model(ids[:, 6:], past_key_values=cache)
+
+
+def test_a_cache_of_a_deeper_model_is_refused() -> None:
+    model, ids = tiny.model("gpt2", SINUSOIDAL), tiny.tokens(2, 8)
+    deeper = tiny.model("gpt2", n_layer=tiny.LAYERS + 2)
+    cache = DynamicCache(config=deeper.config)
+    logits(deeper, ids[:, :4], past_key_values=cache)
+    with pytest.raises(ValueError, match="filled by another model"):
+        model(ids[:, 4:], past_key_values=cache)
+
+
+@pytest.mark.parametrize("architecture", ["bert", *DECODERS])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_a_mask_of_pairs_is_followed(architecture: str, backend: str) -> None:
+    """A 4D mask says who sees whom: a document that a token does not see is not in its context either."""
+    model, ids = tiny.model(architecture, SINUSOIDAL), tiny.tokens(1, 10)
+    model.set_attn_implementation(backend)
+    visible = torch.block_diag(torch.ones(4, 4), torch.ones(6, 6)).bool()
+    visible = visible if architecture == "bert" else visible.tril()
+    mask = visible[None, None] if backend == "sdpa" else tiny.additive(visible[None, None])
+    changed = ids.clone()
+    changed[0, 1] = 3 + (changed[0, 1] - 2) % (tiny.VOCABULARY - 3)
+    one, other = (logits(model, row, attention_mask=mask, use_cache=False) for row in (ids, changed))
+    assert torch.equal(one[0, 4:], other[0, 4:])
+    assert (one[0, 1:4] - other[0, 1:4]).abs().max() > 1e-3

@@ -1,0 +1,1 @@
+"""Tiny models, oracles, servers and fixtures that the tests share."""

@@ -1,0 +1,62 @@
+"""What the tests of training share: stock checkpoints, a text, and how a run is asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainingArguments
+
+from hf_posenc.training.request import Request
+from tests.support import word_level_tokenizer as word_level
+
+LENGTH = 16
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(word_level.text(3000))
+    return path
+
+
+@pytest.fixture(scope="session")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("stock")
+    return {name: word_level.saved(name, directory / name) for name in ("bert", "gpt2", "llama")}
+
+
+def settings(directory: Path, **changes: Any) -> TrainingArguments:
+    common = {
+        "max_steps": 6,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 3e-3,
+        "logging_steps": 1,
+        "save_steps": 2,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "report_to": "none",
+    }
+    return TrainingArguments(output_dir=str(directory), **{**common, **changes})
+
+
+def request(model: Path, data: Any, **changes: Any) -> Request:
+    return Request(model=str(model), data=str(data), **{"scheme": "t5", "train_length": str(LENGTH), **changes})
+
+
+def losses_in(directory: Path) -> list[float]:
+    state = json.loads((directory / "checkpoint-6" / "trainer_state.json").read_text())
+    found = [entry for entry in state["log_history"] if "loss" in entry]
+    return [entry.get("divergence", entry["loss"]) for entry in found]  # states fade, and the loss with them
+
+
+def files_in(directory: Path) -> set[str]:
+    return {path.name for path in directory.rglob("*") if path.is_file()}
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "model.safetensors")

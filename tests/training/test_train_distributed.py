@@ -1,0 +1,115 @@
+"""`hf-posenc train` in two processes, under DDP and FSDP2: what one process does with the same rows a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_posenc.training.request import NOTE
+from tests.support import word_level_tokenizer as word_level
+
+SHARDED = Path(__file__).parents[1] / "fixtures" / "sharded_train.py"
+FSDP = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "FULL_STATE_DICT"}
+STEPS, NO_VALUE = 6, ""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("source")
+    for architecture in ("gpt2", "llama"):
+        word_level.saved(architecture, directory / architecture)
+    (directory / "text.txt").write_text(word_level.text(2000))
+    documents = [{"text": word_level.text(3 + 4 * number % 13, number)} for number in range(80)]
+    (directory / "documents.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    return directory
+
+
+def run(source: Path, out: Path, kind: str, wanted: dict[str, object]) -> None:
+    options = {**wanted, "train-length": 16, "output-dir": out}
+    options |= {"max-steps": STEPS, "save-steps": 2, "logging-steps": 1, "learning-rate": 1e-3, "use-cpu": True}
+    options |= {"disable-tqdm": True, "per-device-train-batch-size": 4 if kind == "one" else 2}
+    if kind == "fsdp":
+        options |= {"fsdp": "full_shard", "fsdp-config": json.dumps(FSDP)}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if kind != "one" else []
+    program = [str(SHARDED)] if kind == "fsdp" else ["-m", "hf_posenc"]
+    line = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    line = [text for text in line if text != NO_VALUE]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *launcher, *program, "train", *line],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def losses(out: Path, part: str = "loss") -> list[float]:
+    history = json.loads((out / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())["log_history"]
+    return [entry[part] for entry in history if "loss" in entry]
+
+
+def handing_over(source: Path) -> dict[str, object]:
+    """Schemes with parameters of all layers and of each, while one encoding gives way to the other."""
+    wanted = {"model": source / "gpt2", "data": source / "text.txt"}
+    return wanted | {
+        "scheme": '["t5", {"type": "deberta", "max_distance": 8}]',
+        "handover-share": 0.5,
+        "fit-share": 0.05,
+    }
+
+
+def padded(source: Path) -> dict[str, object]:
+    """The recipe as it is without words, attention fitted, on documents of unequal lengths, one a row."""
+    return {"model": source / "llama", "data": source / "documents.jsonl", "scheme": "t5", "no-packing": NO_VALUE}
+
+
+@pytest.fixture(scope="module")
+def one(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("one") / "out"
+    run(source, out, "one", handing_over(source))
+    return out
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_do_what_one_does(kind: str, source: Path, one: Path, tmp_path: Path) -> None:
+    """Sums over processes are taken in another order, and Adam's first steps have the size of the rate whatever the
+    gradient: equal to some float32 rounding, not to the bit."""
+    out = tmp_path / "out"
+    run(source, out, kind, handing_over(source))
+    for part in ("loss", "divergence", "distance"):
+        torch.testing.assert_close(losses(out, part), losses(one, part), rtol=1e-4, atol=2e-6, msg=part)
+    assert losses(one)[0] < losses(one)[2], "the handover runs"
+    found, expected = load_file(out / "model.safetensors"), load_file(one / "model.safetensors")
+    assert set(found) == set(expected)
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
+    assert not [path for path in out.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".distcp")]
+    if kind == "fsdp":
+        shutil.rmtree(out / "checkpoint-6")
+        shutil.rmtree(out / "checkpoint-4")
+        note = json.loads((out / NOTE).read_text())
+        (out / NOTE).write_text(json.dumps({**note, "finished": False}))
+        run(source, out, kind, handing_over(source))
+        again = load_file(out / "model.safetensors")
+        assert all(torch.equal(again[name], found[name]) for name in found), "gone on with from step 2, to the bit"
+
+
+def test_padded_rows_count_by_their_tokens_in_all_processes(source: Path, tmp_path: Path) -> None:
+    run(source, tmp_path / "one", "one", padded(source))
+    run(source, tmp_path / "two", "ddp", padded(source))
+    for part in ("loss", "divergence", "distance"):
+        torch.testing.assert_close(
+            losses(tmp_path / "two", part), losses(tmp_path / "one", part), rtol=1e-4, atol=2e-6, msg=part
+        )
+    found, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
