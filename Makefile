@@ -66,7 +66,7 @@ docs-serve: install  ## serve the documentation locally and rebuild it on change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 reference: install  ## generate docs/schemes.md from the code
-	$(BIN)/python scripts/make_scheme_reference.py > docs/schemes.md
+	$(BIN)/python -m scripts.make_scheme_reference > docs/schemes.md
 
 # CHECKPOINTS="--llama DIR --bert DIR --data TEXT.txt" also redraws the figures of real checkpoints.
 figures: install  ## redraw the figures of the documentation; takes a few minutes

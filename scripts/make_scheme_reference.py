@@ -1,4 +1,4 @@
-"""The reference page of all schemes, written from their classes: `python scripts/make_scheme_reference.py > docs/schemes.md`."""
+"""Generate the reference page of all schemes: `python -m scripts.make_scheme_reference > docs/schemes.md`."""
 
 from __future__ import annotations
 
