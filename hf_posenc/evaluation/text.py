@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from ..training.texts import IDS, read, text_column
+from ..text_data import INPUT_IDS as IDS
+from ..text_data import load_text_dataset as read
+from ..text_data import select_text_column as text_column
 
 Data = str | Path | torch.Tensor | Sequence[str] | Sequence[Sequence[int]]
 CHARACTERS_A_TOKEN = 64

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ..text_data import INPUT_IDS as IDS
+from ..text_data import select_text_column as text_column
 from .classes import Classes
 from .objective import Objective
 from .rows import Columns, left_over, packed, packed_pieces, single
-from .texts import IDS, text_column
 
 DOCUMENTS_AT_A_TIME = 1000
 

@@ -18,6 +18,8 @@ from ..checkpoints.shards import read_shards
 from ..config import VariantConfig
 from ..patches.attach import plan_schemes, with_scheme
 from ..patches.live_models import ARCHITECTURES
+from ..text_data import INPUT_IDS as IDS
+from ..text_data import load_text_dataset as read
 from ..validation import truncate_repr
 from .classes import Classes
 from .corpus import Corpus
@@ -26,7 +28,6 @@ from .own_text import own_text
 from .request import OWN_TEXT, SELF, Request
 from .stages import Staged
 from .teacher import Teacher
-from .texts import IDS, read
 
 MOST_OWN_ROWS = 4096
 FIRST_OF_STREAM, ROWS_AT_A_TIME = 64, 1000

@@ -16,6 +16,7 @@ from transformers import TrainingArguments, set_seed
 from transformers.utils import logging
 
 from ..checkpoints.file_names import RECOVERY_FILE
+from ..text_data import load_text_dataset as read
 from .classes import accuracy, classes_of
 from .corpus import Corpus
 from .lora import add_lora
@@ -29,7 +30,6 @@ from .saving import UNFINISHED, checkpoints_in, last_whole_checkpoint, told_when
 from .stages import Stage, Staged, read_stages
 from .student import student_of
 from .teacher import Teacher, Weights
-from .texts import read
 
 logger = logging.get_logger(__name__)
 SETTINGS_THAT_MATTER = (

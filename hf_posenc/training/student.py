@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from ..text_data import INPUT_IDS as IDS
 from .classes import Classes
 from .objective import Objective
 from .parts import load
 from .request import Request
 from .stages import Stage
-from .texts import IDS
 
 logger = logging.get_logger(__name__)
 FIT_ROWS, FIT_ROWS_OF_TABLES, FIT_LENGTH, MOST_FIT_STEPS = 2, 4, 128, 2000

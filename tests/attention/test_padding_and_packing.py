@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 
 from hf_posenc.training.classes import Classes, classes_of
 from hf_posenc.training.corpus import DOCUMENTS_AT_A_TIME, Corpus
 from hf_posenc.training.objective import Objective, objective_of
 from hf_posenc.training.rows import IGNORED, left_over, packed, packed_pieces
 from hf_posenc.training.stages import Stage, Staged, read_stages
-from hf_posenc.training.texts import read, text_column
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 
@@ -146,41 +143,6 @@ def test_classes_need_labels() -> None:
     assert found["labels"][:] == [1, 0]
     with pytest.raises(ValueError, match="5 is none of the 2 classes"):
         classes(["no", "yes"]).number(5)
-
-
-def test_every_kind_of_file_is_read(tmp_path: Path) -> None:
-    texts = ["w5 w6", "w7"]
-    (tmp_path / "a.txt").write_text("w5 w6\nw7\n")
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    Dataset.from_dict({"text": texts}).to_parquet(tmp_path / "c.parquet")
-    Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "saved")
-    DatasetDict({"train": Dataset.from_dict({"text": texts})}).save_to_disk(tmp_path / "splits")
-    assert read(str(tmp_path / "a.txt"))["text"][:] == ["w5 w6\nw7\n"], "a text file is one document"
-    for name in ("b.jsonl", "c.parquet", "saved", "splits"):
-        assert read(str(tmp_path / name))["text"][:] == texts, name
-        assert [row["text"] for row in read(str(tmp_path / name), streaming=True)] == texts, name
-    with pytest.raises(ValueError, match="no 'test'"):
-        read(str(tmp_path / "splits"), "test")
-
-
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no data at"):
-        read(str(tmp_path / "nothing.txt"))
-    (tmp_path / "x.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match="files of one kind"):
-        read(str(tmp_path / "x.bin"))
-    with pytest.raises(ValueError, match="the Hub did not give it"):
-        read("nobody/nothing")
-
-
-def test_the_column_is_found_or_asked_for() -> None:
-    assert text_column(["text", "id"], None) == "text"
-    assert text_column(["input_ids", "text"], None) == "input_ids"
-    assert text_column(["body"], None) == "body"
-    with pytest.raises(ValueError, match="--text-column"):
-        text_column(["title", "body"], None)
-    with pytest.raises(ValueError, match="no column 'x'"):
-        text_column(["text"], "x")
 
 
 def test_stages_are_read() -> None:

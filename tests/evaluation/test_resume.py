@@ -201,7 +201,7 @@ def test_a_curve_for_the_model_card(world: dict[str, str]) -> None:
         (["--bf16", "--dtype", "float32"], "two things"),
         (["--blocks", "1"], "2 or more"),
         (["--depths", "a"], "no number"),
-        (["--data", "/nowhere.txt"], "no data at"),
+        (["--data", "/nowhere.txt"], "No data found"),
         (["--task", "taste"], "no task"),
         (["--confidence", "95"], "between 0 and 1"),
     ],
