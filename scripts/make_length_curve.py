@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from transformers.utils import logging
 
 import hf_posenc
-from hf_posenc.plots.drawing import COLOURS
+from hf_posenc.plots.style import COLORS
 from hf_posenc.training.rates import parameter_groups
 from hf_posenc.training.recipe import RECOMMENDED
 from hf_posenc.training.teacher import Teacher, Weights, recorded
@@ -67,7 +67,7 @@ def drawn(found: Any) -> Any:
     """One line a model, named at its end; the stock model's ends in a cross."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
-    for number, (name, colour) in enumerate(zip((STOCK, *DRAWN), COLOURS, strict=False)):
+    for number, (name, colour) in enumerate(zip((STOCK, *DRAWN), COLORS, strict=False)):
         known = [(one.length, one.perplexity.value) for one in found.perplexity if one.model == name and one.perplexity]
         axes.plot(*zip(*known, strict=True), color=colour, marker="o^sD"[number], zorder=3 if name == STOCK else 2)
         if name == STOCK:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hf_posenc.plots.drawing import COLOURS, MARKERS, new_figure, panels
+from hf_posenc.plots.style import COLORS, MARKERS, new_figure, subplots
 
 from .results import LEVELS, Results, named, tokens_until
 from .subjects import Subject
@@ -24,7 +24,7 @@ def draw_curves(results: Results, path: Path) -> None:
         return
     columns = min(4, len(changes))
     rows = math.ceil(len(changes) / columns)
-    figure, grid = panels(rows, columns, 3.2 * columns, 2.5 * rows)
+    figure, grid = subplots(rows, columns, 3.2 * columns, 2.5 * rows)
     for axes in grid[len(changes) :]:
         axes.remove()
     for axes, (subject, scheme) in zip(grid, changes, strict=False):
@@ -83,7 +83,7 @@ def _line(method: str) -> dict[str, Any]:
     """A colour for each method, of the recommended one with fewer tokens the same in dashes."""
     if method in SHORTER:
         return {**_line(RECOMMENDED_NAME), "ls": (":", "--")[list(SHORTER).index(method)]}
-    return {"color": COLOURS[list(METHODS).index(method)], "ls": "-"}
+    return {"color": COLORS[list(METHODS).index(method)], "ls": "-"}
 
 
 def _mark(method: str) -> dict[str, Any]:

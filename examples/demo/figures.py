@@ -13,7 +13,7 @@ from hf_posenc import plots
 from hf_posenc.analysis import Attended, Encoding
 from hf_posenc.evaluation.figures import length_curve_figure, position_figure
 from hf_posenc.evaluation.report import Evaluation
-from hf_posenc.plots.drawing import COLOURS, LEVELS, MARKERS, panels
+from hf_posenc.plots.style import COLORS, MARKERS, SEQUENTIAL_CMAP, subplots
 
 from .recovery import Look
 
@@ -34,11 +34,11 @@ def places(evaluation: Evaluation) -> str:
 
 def recoveries(curves: dict[str, list[Look]], original: float, longer_from: int) -> str:
     """From the moment of the change: every model by the tokens that it has seen since."""
-    figure, (axes,) = panels(1, 1, WIDTH, HEIGHT)
+    figure, (axes,) = subplots(1, 1, WIDTH, HEIGHT)
     for number, (scheme, looks) in enumerate(curves.items(), start=1):
         seen, found = [look.tokens / 1000 for look in looks], [look.perplexity for look in looks]
-        axes.plot(seen, found, label=scheme, color=COLOURS[number], marker=MARKERS[number], markersize=5)
-    axes.axhline(original, color=COLOURS[0], linestyle="--", linewidth=1.2, label="the stock model")
+        axes.plot(seen, found, label=scheme, color=COLORS[number], marker=MARKERS[number], markersize=5)
+    axes.axhline(original, color=COLORS[0], linestyle="--", linewidth=1.2, label="the stock model")
     axes.axvline(longer_from / 1000, color="grey", linestyle=":", linewidth=1, label="from here on longer rows")
     axes.set(yscale="log", xlabel="thousand tokens since the change", ylabel="perplexity")
     ticks = [tick for tick in (3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100, 200, 500) if _between(tick, axes.get_ylim())]
@@ -60,14 +60,14 @@ def table(encoding: Encoding) -> str:
 
 def attention(found: Sequence[Attended]) -> str:
     """A heat map for each model, a row for each head, on one scale."""
-    figure, drawn = panels(2, 2, WIDTH, 4.6)
+    figure, drawn = subplots(2, 2, WIDTH, 4.6)
     highest = max(one.binned()[1].max().item() for one in found)
     image = None
     for number, (axes, one) in enumerate(zip(drawn, found, strict=True)):
         names, shares = one.binned()
         layers, heads = shares.shape[:2]
         rows = shares.flatten(0, 1).numpy()
-        image = axes.imshow(rows, cmap=LEVELS, vmin=0, vmax=highest, aspect="auto", interpolation="nearest")
+        image = axes.imshow(rows, cmap=SEQUENTIAL_CMAP, vmin=0, vmax=highest, aspect="auto", interpolation="nearest")
         axes.set_title(one.name, fontsize=10)
         for layer in range(1, layers):
             axes.axhline(layer * heads - 0.5, color="white", linewidth=0.8)

@@ -165,10 +165,10 @@ def _refuse_places(csv: Path | None, plots: Path | None) -> None:
 
         place_for(csv)
     if plots is not None:
-        from ..plots.drawing import directory_for, new_figure
+        from ..plots.style import create_figure_directory, new_figure
 
         new_figure(1, 1)
-        directory_for(plots)
+        create_figure_directory(plots)
 
 
 def _write(found: Any, csv: Path | None, plots: Path | None, beside: Path | None) -> None:

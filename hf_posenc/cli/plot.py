@@ -106,10 +106,10 @@ def plot(
         from .. import plots
 
         if out is not None:
-            plots.refuse_format(out)
+            plots.check_figure_path(out)
         found = measured(asked)
         if out is not None:
-            plots.save(getattr(plots, what)(*found), out)
+            plots.save_figure(getattr(plots, what)(*found), out)
     if as_json:
         typer.echo(json.dumps({"what": what, "found": [as_numbers(data) for data in found]}, indent=1))
         return

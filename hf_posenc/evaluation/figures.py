@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..plots.drawing import LEVELS, MARKERS, directory_for, line_look, name_beside, panels, save
+from ..plots.style import (
+    MARKERS,
+    SEQUENTIAL_CMAP,
+    create_figure_directory,
+    legend_outside,
+    line_style,
+    save_figure,
+    subplots,
+)
 from .estimates import Estimate
 from .results import OrderResult, Result
 
@@ -18,12 +26,12 @@ SHORTEST_HEIGHT, LINE_HEIGHT = 3.8, 0.22
 
 
 def _look(number: int) -> dict[str, Any]:
-    return {**line_look(number), "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
+    return {**line_style(number), "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
 
 
 def _lines(evaluation: Evaluation) -> tuple[Any, Any]:
     names = LINE_HEIGHT * len(evaluation.models)
-    figure, (axes,) = panels(1, 1, 6.4, max(SHORTEST_HEIGHT, 2 + names))
+    figure, (axes,) = subplots(1, 1, 6.4, max(SHORTEST_HEIGHT, 2 + names))
     return figure, axes
 
 
@@ -83,7 +91,7 @@ def length_curve_figure(evaluation: Evaluation) -> Any:
     axes.set(yscale="log", ylabel="perplexity")
     _by_length(axes, evaluation, evaluation.perplexity)
     _plain_numbers(axes)
-    name_beside(figure, axes)
+    legend_outside(figure, axes)
     return figure
 
 
@@ -102,7 +110,7 @@ def position_figure(evaluation: Evaluation, length: int | None = None) -> Any:
     if length is not None and length > (evaluation.trained_length or length):
         _trained(axes, evaluation)
     _plain_numbers(axes)
-    name_beside(figure, axes)
+    legend_outside(figure, axes)
     return figure
 
 
@@ -110,7 +118,7 @@ def passkey_figure(evaluation: Evaluation, value: str = "accuracy") -> Any:
     """A heat map for each model: length across, depth downwards, the share of keys found (or `preference`)."""
     if value not in ("accuracy", "preference"):
         raise ValueError(f"a heat map shows accuracy or preference, not {value!r}")
-    figure, drawn = panels(1, len(evaluation.models), 1.2 + 3.0 * len(evaluation.models), 3.6)
+    figure, drawn = subplots(1, len(evaluation.models), 1.2 + 3.0 * len(evaluation.models), 3.6)
     lengths = sorted({one.length for one in evaluation.passkey})
     depths = sorted({cell.depth for one in evaluation.passkey for cell in one.depths})
     image = None
@@ -124,7 +132,7 @@ def passkey_figure(evaluation: Evaluation, value: str = "accuracy") -> Any:
                 middle = (len(depths) - 1) / 2
                 axes.text(lengths.index(one.length), middle, told, ha="center", va="center", rotation=90, fontsize=8)
         if depths:
-            image = axes.imshow(heat, vmin=0, vmax=1, cmap=LEVELS, aspect="auto")
+            image = axes.imshow(heat, vmin=0, vmax=1, cmap=SEQUENTIAL_CMAP, aspect="auto")
         axes.set(title=model, xlabel="length (tokens)", ylabel="depth of the key")
         axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45)
         axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
@@ -148,7 +156,7 @@ def order_figure(evaluation: Evaluation) -> Any:
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.set_xticks(range(len(blocks)), ["all" if block is None else str(block) for block in blocks])
     axes.set(xlabel="tokens shuffled among each other", ylabel="loss by shuffling (nats a token)")
-    name_beside(figure, axes)
+    legend_outside(figure, axes)
     return figure
 
 
@@ -162,7 +170,7 @@ def similarity_figure(evaluation: Evaluation) -> Any:
         _line(axes, [length for length, _ in found], [value for _, value in found], _told_end(model, results), number)
     axes.set(ylabel=f"cosine with {', '.join(originals) or 'the original'}")
     _by_length(axes, evaluation, evaluation.similarity)
-    name_beside(figure, axes)
+    legend_outside(figure, axes)
     return figure
 
 
@@ -178,5 +186,5 @@ def write_figures(evaluation: Evaluation, directory: str | Path) -> list[Path]:
         found["order"] = order_figure(evaluation)
     if evaluation.similarity:
         found["similarity"] = similarity_figure(evaluation)
-    directory_for(Path(directory))
-    return [save(figure, Path(directory) / f"{name}.png", dpi=150) for name, figure in found.items()]
+    create_figure_directory(Path(directory))
+    return [save_figure(figure, Path(directory) / f"{name}.png", dpi=150) for name, figure in found.items()]

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from .attention import attention, frequencies
 from .distances import bias, decay, relative
-from .drawing import refuse_format, save
 from .mixing import clouds, separation
+from .style import check_figure_path, save_figure
 from .tables import encoding, movement
 
 __all__ = [
     "attention",
     "bias",
+    "check_figure_path",
     "clouds",
     "decay",
     "encoding",
     "frequencies",
     "movement",
-    "refuse_format",
     "relative",
-    "save",
+    "save_figure",
     "separation",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .drawing import draw_levels, draw_signed, panels
+from .style import draw_diverging, draw_heatmap, subplots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,18 +23,18 @@ def attention(before: Attended, after: Attended | None = None) -> Figure:
     shown = [before] if after is None else [before, after]
     layers, heads = before.share.shape[:2]
     count = 1 if after is None else 3
-    figure, drawn = panels(1, count, 4.6 * count, _height(layers * heads))
+    figure, drawn = subplots(1, count, 4.6 * count, _height(layers * heads))
     highest = max(data.binned()[1].max().item() for data in shown)
     for axes, data in zip(drawn, shown, strict=False):
         names, shares = data.binned()
-        draw_levels(axes, shares.flatten(0, 1).numpy(), "share of attention", vmin=0, vmax=highest)
+        draw_heatmap(axes, shares.flatten(0, 1).numpy(), "share of attention", vmax=highest)
         axes.set_title(data.name)
         _label(axes, names, layers, heads)
     if after is not None:
         (names, first), (others, second) = before.binned(), after.binned()
         if names != others:
             raise ValueError("the two models were not measured on rows of the same length")
-        draw_signed(drawn[2], (second - first).flatten(0, 1).numpy(), "change of the share")
+        draw_diverging(drawn[2], (second - first).flatten(0, 1).numpy(), "change of the share")
         drawn[2].set_title("change")
         _label(drawn[2], names, layers, heads)
     return figure
@@ -50,16 +50,16 @@ def frequencies(before: Frequencies, after: Frequencies | None = None) -> Figure
     shown = [before] if after is None else [before, after]
     layers, heads, count = before.share.shape
     columns = 1 if after is None else 3
-    figure, drawn = panels(1, columns, 4.6 * columns + (1.4 if after is None else 0), _height(layers * heads))
+    figure, drawn = subplots(1, columns, 4.6 * columns + (1.4 if after is None else 0), _height(layers * heads))
     highest = max(data.share.max().item() for data in shown)
     ticks = sorted({round(step * (count - 1) / 7) for step in range(8)})
     for axes, data in zip(drawn, shown, strict=False):
-        draw_levels(axes, data.share.flatten(0, 1).numpy(), "use: share of the logits' magnitude", vmin=0, vmax=highest)
+        draw_heatmap(axes, data.share.flatten(0, 1).numpy(), "use: share of the logits' magnitude", vmax=highest)
         _label(axes, [], layers, heads, data.layers)
         axes.set_xticks(ticks, [f"{data.wavelengths[pair]:,.0f}" for pair in ticks], rotation=45)
         axes.set(title=data.name, xlabel="wavelength (positions)")
     if after is not None:
-        draw_signed(drawn[2], (after.share - before.share).flatten(0, 1).numpy(), "change of the share")
+        draw_diverging(drawn[2], (after.share - before.share).flatten(0, 1).numpy(), "change of the share")
         _label(drawn[2], [], layers, heads, before.layers)
         drawn[2].set_xticks(ticks, [str(pair) for pair in ticks])
         drawn[2].set(title="change", xlabel="pair of features, fastest first")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .drawing import MARKERS, colour_of, draw_signed, name_below, panels
+from .style import MARKERS, color, draw_diverging, legend_below, subplots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,8 +17,8 @@ HIGHEST = 2.0
 
 def encoding(data: Encoding) -> Figure:
     """A heat map of the encoding: positions down, features across."""
-    figure, (axes,) = panels(1, 1, 7.0, 3.6)
-    draw_signed(axes, data.table.numpy(), "value")
+    figure, (axes,) = subplots(1, 1, 7.0, 3.6)
+    draw_diverging(axes, data.table.numpy(), "value")
     axes.set(title=f"{data.name}: the encoding", xlabel="feature", ylabel="position")
     return figure
 
@@ -27,9 +27,9 @@ def movement(*data: Movement) -> Figure:
     """How far each feature goes between its lowest and highest value: a dot for each feature."""
     if not data:
         raise ValueError("name at least one movement to draw")
-    figure, (axes,) = panels(1, 1, 7.0, 3.4 + 0.18 * len(data))
+    figure, (axes,) = subplots(1, 1, 7.0, 3.4 + 0.18 * len(data))
     for number, moved in enumerate(data):
-        colour, size = colour_of(number), len(moved.ranges)
+        colour, size = color(number), len(moved.ranges)
         # Of a wide range, so that encodings of any scale stand side by side; features as a share of the width.
         wide = moved.wide or 1.0
         places = [(feature + 0.5) / size for feature in range(size)]
@@ -50,5 +50,5 @@ def movement(*data: Movement) -> Figure:
         xlim=(0, 1),
         ylim=(0, 1.05 * min(HIGHEST, max(float((moved.ranges / (moved.wide or 1.0)).max()) for moved in data) or 1.0)),
     )
-    name_below(axes)
+    legend_below(axes)
     return figure

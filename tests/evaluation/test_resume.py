@@ -164,7 +164,7 @@ def test_the_command_prints_and_writes(world: dict[str, str], tmp_path: Path) ->
 def test_figures_show_what_was_found(world: dict[str, str]) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
     from hf_posenc.evaluation.figures import length_curve_figure, passkey_figure, position_figure
-    from hf_posenc.plots.drawing import COLOURS
+    from hf_posenc.plots.style import COLORS
 
     found = measure(world, measures=["perplexity", "passkey"], trials=2)
     lines = length_curve_figure(found).axes[0].lines
@@ -172,7 +172,7 @@ def test_figures_show_what_was_found(world: dict[str, str]) -> None:
     assert drawn["alibi"] == [[one.length, one.perplexity.value] for one in found.perplexity if one.model == "alibi"]
     ends = "stock\n(ends at 48)"
     assert [place for place, _ in drawn[ends]] == [12, 24]
-    assert [line.get_color() for line in lines if line.get_label() in (ends, "alibi")] == list(COLOURS[:2])
+    assert [line.get_color() for line in lines if line.get_label() in (ends, "alibi")] == list(COLORS[:2])
     places = position_figure(found, 24).axes[0].lines
     assert places[0].get_ydata().tolist() == [part.perplexity.value for part in found.perplexity[1].positions]
     heat = passkey_figure(found, "preference").axes[1].images[0].get_array()

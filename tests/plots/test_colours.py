@@ -10,7 +10,7 @@ import torch
 from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 
-from hf_posenc.plots import drawing
+from hf_posenc.plots import style
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as seen without red, green or blue cones.
 EYES = {
@@ -62,10 +62,10 @@ def nearest_far(name: str, eyes: str) -> float:
 
 @pytest.mark.parametrize("eyes", EYES)
 def test_everyone_tells_the_colours_apart(eyes: str) -> None:
-    assert nearest([to_rgb(colour) for colour in drawing.COLOURS], eyes) > APART
-    for name in (drawing.LEVELS, drawing.STEPS, drawing.SIGNED):
+    assert nearest([to_rgb(colour) for colour in style.COLORS], eyes) > APART
+    for name in (style.SEQUENTIAL_CMAP, style.INDEX_CMAP, style.DIVERGING_CMAP):
         assert nearest_far(name, eyes) > APART
-    for name in (drawing.LEVELS, drawing.STEPS):  # more is lighter, for every eye and in grey
+    for name in (style.SEQUENTIAL_CMAP, style.INDEX_CMAP):  # more is lighter, for every eye and in grey
         ramp = seen([colormaps[name](level / (LEVELS - 1))[:3] for level in range(LEVELS)], eyes)
         assert bool((ramp[1:, 0] > ramp[:-1, 0]).all())
 
@@ -80,6 +80,6 @@ def test_the_check_above_can_fail() -> None:
 
 
 def test_neighbouring_lines_differ_in_more_than_colour() -> None:
-    looks = [drawing.line_look(number) for number in range(32)]
+    looks = [style.line_style(number) for number in range(32)]
     assert len({tuple(look.values()) for look in looks}) == 32
     assert all(one["linestyle"] != other["linestyle"] for one, other in pairwise(looks[:8]))

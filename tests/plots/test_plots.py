@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +19,7 @@ from typer.testing import CliRunner
 import hf_posenc
 from hf_posenc import analysis, plots
 from hf_posenc.cli import app
-from hf_posenc.evaluation import figures as evaluation_figures
-from hf_posenc.plots import drawing
+from hf_posenc.plots import style
 from tests.support.tiny_models import model, tokens
 
 OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
@@ -187,8 +185,8 @@ def test_nothing_to_draw() -> None:
 
 
 def test_palettes_are_what_they_say() -> None:
-    assert {colour.lower() for colour in drawing.COLOURS} == OKABE_ITO
-    looks = [tuple(drawing.line_look(number).values()) for number in range(32)]
+    assert {colour.lower() for colour in style.COLORS} == OKABE_ITO
+    looks = [tuple(style.line_style(number).values()) for number in range(32)]
     assert len(set(looks)) == 32
     assert not is_safe("#ff0000")  # the check above can fail
 
@@ -196,10 +194,10 @@ def test_palettes_are_what_they_say() -> None:
 @pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
 def test_files(tmp_path: Path, ending: str) -> None:
     figure = plots.encoding(analysis.encoding(analysis.scheme_model("sinusoidal"), 8))
-    path = plots.save(figure, tmp_path / "made" / f"figure{ending}")
+    path = plots.save_figure(figure, tmp_path / "made" / f"figure{ending}")
     assert path.stat().st_size > 1000
     with pytest.raises(ValueError, match=r"\.png, \.svg, \.pdf"):
-        plots.save(figure, tmp_path / "figure.bmp")
+        plots.save_figure(figure, tmp_path / "figure.bmp")
 
 
 def test_no_global_state_and_no_matplotlib_before_it_is_needed() -> None:
@@ -315,17 +313,3 @@ def test_what_cannot_be_drawn_is_said(arguments: list[str], said: str) -> None:
     done = run(*arguments)
     assert done.exit_code == 2, done.output
     assert said in done.output
-
-
-def test_the_pages_show_every_figure_that_is_saved() -> None:
-    page = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("analysis", "evaluation"))
-    saved = sorted((ROOT / "docs" / "figures").glob("*.png"))
-    drawn = {name for name in vars(evaluation_figures) if name.endswith("_figure")}
-    assert drawn == set(re.findall(r"`(\w+_figure)", page))
-    assert len([path for path in saved if path.stem.startswith("eval-")]) == len(drawn) + 1  # passkeys are drawn twice
-    kinds = set(plots.__all__) - {"save", "refuse_format"}
-    assert {kind for kind in kinds if any(path.stem.startswith(kind) for path in saved)} == kinds
-    shown = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    for path in saved:
-        assert f"figures/{path.name}" in shown, f"no page of docs/ shows {path.name}"
-        assert path.stat().st_size < 100_000

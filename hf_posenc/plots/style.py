@@ -1,0 +1,141 @@
+"""Shared look of all figures: color-blind safe palettes, figures without pyplot's global state, saving to files.
+
+matplotlib is an optional dependency and is only imported when a figure is drawn.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from ..errors import PosEncError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
+"""The Okabe-Ito palette, distinguishable with any color vision; yellow comes last because it is faint on white."""
+LINE_STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+SEQUENTIAL_CMAP = "cividis"
+INDEX_CMAP = "viridis"
+"""For integers that identify something, such as rows of a table."""
+DIVERGING_CMAP = "PuOr"
+"""For signed values, white at zero."""
+CLIP_QUANTILE, OUTLIER_RATIO = 0.995, 1.5
+"""Diverging heat maps are clipped at this quantile if the maximum exceeds it by this ratio."""
+FIGURE_FORMATS = (".png", ".svg", ".pdf")
+
+
+class LineStyle(TypedDict):
+    """Keyword arguments for `Axes.plot`."""
+
+    color: str
+    linestyle: str
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches; raises PosEncError with install instructions if matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PosEncError("plotting needs matplotlib: pip install hf_posenc[plots]") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def subplots(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure with a grid of axes, in row-major order."""
+    figure = new_figure(width, height)
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def color(index: int) -> str:
+    """The color of the series with this index."""
+    return COLORS[index % len(COLORS)]
+
+
+def line_style(index: int) -> LineStyle:
+    """Color and dash pattern of a line; the first 32 are distinct, and neighbors differ in both."""
+    return {"color": color(index), "linestyle": LINE_STYLES[(index + index // len(COLORS)) % len(LINE_STYLES)]}
+
+
+def draw_heatmap(
+    axes: Axes, matrix: np.ndarray, label: str, cmap: str = SEQUENTIAL_CMAP, vmax: float | None = None
+) -> None:
+    """Draw a heat map with a color bar, starting at zero if `vmax` is given."""
+    vmin = None if vmax is None else 0.0
+    image = axes.imshow(matrix, cmap=cmap, vmin=vmin, vmax=vmax, aspect="auto", interpolation="nearest")
+    axes.figure.colorbar(image, ax=axes, label=label)
+
+
+def draw_diverging(axes: Axes, matrix: np.ndarray, label: str) -> None:
+    """Draw a heat map of signed values, centered at zero; a few outliers do not wash out the rest."""
+    magnitudes = sorted(abs(matrix).flatten().tolist())
+    limit, clipped = magnitudes[-1] or 1.0, magnitudes[int(CLIP_QUANTILE * (len(magnitudes) - 1))]
+    if 0 < OUTLIER_RATIO * clipped < limit:
+        limit = clipped
+    image = axes.imshow(matrix, cmap=DIVERGING_CMAP, vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+    axes.figure.colorbar(image, ax=axes, label=label, extend="both" if limit < magnitudes[-1] else "neither")
+
+
+def legend_outside(figure: Figure, axes: Axes, columns: int = 1) -> None:
+    """Put the legend to the right of the axes, where it hides no data."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside right upper", fontsize=8, ncols=columns)
+
+
+def legend_below(axes: Axes, columns: int = 1) -> None:
+    """Put the legend below the axes, where long labels fit."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), fontsize=8, ncols=columns, frameon=False)
+
+
+def check_figure_path(path: str | Path) -> Path:
+    """Raise PosEncError if no figure can be written to `path`; call it before measuring anything.
+
+    Args:
+        path: Output file.
+
+    Returns:
+        The path.
+
+    Raises:
+        PosEncError: If the extension is not .png, .svg or .pdf.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in FIGURE_FORMATS:
+        raise PosEncError(f"Unknown figure format {path.name!r}; expected a file ending in {', '.join(FIGURE_FORMATS)}")
+    return path
+
+
+def create_figure_directory(path: Path) -> None:
+    """Create a directory for figures, or raise PosEncError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PosEncError(f"{path} cannot be used as a directory for figures: {error}") from error
+
+
+def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> Path:
+    """Write a figure to a file, creating parent directories as needed.
+
+    Args:
+        figure: A figure returned by a function of `hf_posenc.plots`.
+        path: Output file ending in .png, .svg or .pdf.
+        dpi: Resolution of .png files.
+
+    Returns:
+        The path that was written.
+
+    Raises:
+        PosEncError: If the extension is unknown or the file cannot be written.
+    """
+    path = check_figure_path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=dpi)
+    except OSError as error:
+        raise PosEncError(f"Cannot write the figure: {error}") from error
+    return path
