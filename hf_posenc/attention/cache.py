@@ -1,127 +1,164 @@
-"""Caches of earlier calls: how far they are filled, what is noted on them, and which of them cannot be gone on from."""
+"""KV caches: how far they are filled, what hf_posenc records on them, and when they cannot be continued.
+
+Shape legend: B batch, Q new tokens, K all tokens so far.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Iterable
 
 import torch
+from transformers import Cache
+from transformers.utils import ModelOutput
 
+from ..errors import PosEncError
 from ..schemes.inputs import Positions, is_tracing
-from .documents import PositionOrder
+from .masks import PositionOrder
 
 
-def self_attention_cache(cache: Any) -> Any:
-    """Of the cache of a decoder with cross-attention, the part that self-attention uses."""
-    return getattr(cache, "self_attention_cache", cache)
+@dataclasses.dataclass
+class CacheRecord:
+    """What later calls must know about the cached tokens, stored on the cache as `posenc_record`."""
+
+    order: PositionOrder = PositionOrder.CONTIGUOUS
+    prefill_length: int | None = None
+    """Length of the first call; set only if a scheme depends on it."""
+    positions_BK: torch.Tensor | None = None
 
 
-def cached_length(cache: Any) -> int | torch.Tensor:
-    """How many slots the cache has filled. A static cache counts in a tensor, which tracing cannot read."""
-    seen = cache.get_seq_length() if cache is not None else 0
-    if isinstance(seen, torch.Tensor):
-        return seen.clone() if is_tracing() else int(seen)
-    return seen
-
-
-def static_cache_length(cache: Any) -> int | None:
-    """How many slots a static cache has; None for a cache that grows."""
-    limit = getattr(cache, "get_max_length", None) or cache.get_max_cache_shape
-    longest = limit(0)  # of the first layer: a cache that has none yet has no limit
-    return longest if longest is not None and longest > 0 else None
-
-
-def total_key_length(cache: Any, seen: int | torch.Tensor, num_queries: int) -> int:
-    """How many keys attention will see: a static cache hands out all its slots, filled or not."""
-    slots = static_cache_length(cache) if cache is not None else None
-    if slots is not None:
-        return slots
-    assert isinstance(seen, int)
-    return seen + num_queries
+def cache_record(cache: Cache | None) -> CacheRecord:
+    """The record on a cache, or a blank one."""
+    return getattr(cache, "posenc_record", None) or CacheRecord()
 
 
 def annotate_cache(
-    cache: Any, positions: Positions, order: PositionOrder, all_BK: torch.Tensor | None, length_matters: bool
+    cache: Cache,
+    positions: Positions,
+    order: PositionOrder,
+    positions_BK: torch.Tensor | None,
+    depends_on_length: bool,
 ) -> None:
-    """Leave on the cache what a later call could not work out from its padding alone."""
+    """Record on the cache what a later call cannot infer from its own inputs."""
     if is_tracing():
         return
-    if order in (PositionOrder.GAPS, PositionOrder.RESTARTS) or hasattr(cache, "posenc_order"):
-        cache.posenc_order = order
-    if length_matters and not positions.cached:
-        cache.posenc_filled_at = positions.length()
-    if all_BK is not None:
-        cache.posenc_positions = all_BK
+    record = cache.posenc_record = cache_record(cache)
+    record.order = order
+    if depends_on_length and not positions.cached:
+        record.prefill_length = positions.length()
+    if positions_BK is not None:
+        record.positions_BK = positions_BK
 
 
-def updated_caches(given: Any, outputs: Any) -> list[Any]:
-    """The cache of self-attention that a forward filled, if any: the one it was given, else the one it gives out.
+def self_attention_cache(cache: Cache | None) -> Cache | None:
+    """The self-attention cache of an encoder-decoder cache; any other cache as it is."""
+    return getattr(cache, "self_attention_cache", cache)
 
-    Not all models give out a cache that they were given: with use_cache=False they fill it and keep silent.
+
+def updated_caches(past_key_values: Cache | None, outputs: ModelOutput | tuple[object, ...]) -> list[Cache]:
+    """The self-attention cache that a forward has filled, if any: the one passed in, else the one returned.
+
+    With use_cache=False, some models fill the cache they were passed but do not return it.
     """
-    if given is not None:
-        return [self_attention_cache(given)]
-    cache = outputs.get("past_key_values") if isinstance(outputs, dict) else None
-    found = [cache] if cache is not None else outputs if isinstance(outputs, tuple) else []
-    return [self_attention_cache(output) for output in found if hasattr(output, "get_seq_length")]
+    candidates: Iterable[object] = outputs if isinstance(outputs, tuple) else [outputs.get("past_key_values")]
+    if past_key_values is not None:
+        candidates = [past_key_values]
+    return [self_attention_cache(cache) for cache in candidates if hasattr(cache, "get_seq_length")]
 
 
-def check_cache_order(cache: Any, seen: Any, order: PositionOrder, needs_distances: bool) -> None:
-    if cache is None or (isinstance(seen, int) and seen == 0):
+def cached_length(cache: Cache | None) -> int | torch.Tensor:
+    """The number of filled slots: a tensor while tracing a static cache, else an int."""
+    length: int | torch.Tensor = cache.get_seq_length() if cache is not None else 0
+    if isinstance(length, torch.Tensor):
+        return length.clone() if is_tracing() else int(length)
+    return length
+
+
+def static_cache_length(cache: Cache) -> int | None:
+    """The number of slots of a static cache; None for a cache that grows."""
+    max_length = getattr(cache, "get_max_length", None) or cache.get_max_cache_shape
+    length: int | None = max_length(0)  # of the first layer: a cache without layers has no limit yet
+    return length if length is not None and length > 0 else None
+
+
+def total_key_length(cache: Cache | None, past_length: int | torch.Tensor, num_queries: int) -> int:
+    """The number of keys that attention gets: a static cache returns all its slots, filled or not."""
+    slots = static_cache_length(cache) if cache is not None else None
+    if slots is not None:
+        return slots
+    assert isinstance(past_length, int)
+    return past_length + num_queries
+
+
+def check_cache_order(
+    cache: Cache | None, past_length: int | torch.Tensor, order: PositionOrder, needs_distances: bool
+) -> None:
+    """Refuse to continue a cache where positions with gaps or restarts leave the cached positions undefined."""
+    if cache is None or (isinstance(past_length, int) and past_length == 0):
         return
-    earlier = getattr(cache, "posenc_order", PositionOrder.STEADY)
-    if PositionOrder.RESTARTS in (order, earlier):
-        raise ValueError(
-            "rows that hold several documents (position_ids that restart) cannot be continued from a cache: pass "
-            "use_cache=False and the whole rows, or one document a row"
+    orders = (order, cache_record(cache).order)
+    if PositionOrder.PACKED in orders:
+        raise PosEncError(
+            "packed rows (position_ids that restart) cannot be continued from a cache: pass whole rows with "
+            "use_cache=False, or one document per row"
         )
-    if needs_distances and PositionOrder.GAPS in (order, earlier):
-        raise ValueError(
-            "this position scheme needs the distance to every cached key, and position_ids with gaps do not say "
-            "where cached keys stand: pass use_cache=False and the whole rows, or position_ids without gaps"
+    if needs_distances and PositionOrder.GAPS in orders:
+        raise PosEncError(
+            "this position scheme needs the distance to every cached key, which position_ids with gaps leave "
+            "undefined: pass whole rows with use_cache=False, or position_ids without gaps"
         )
 
 
-def concat_cached_positions(cache: Any, queries: torch.Tensor, seen: int | torch.Tensor) -> torch.Tensor | None:
-    if not isinstance(seen, int):
+def concat_cached_positions(
+    cache: Cache | None, positions_BQ: torch.Tensor, past_length: int | torch.Tensor
+) -> torch.Tensor | None:
+    """(B, K): the positions of all tokens so far; None if those of the cached ones were not recorded."""
+    if not isinstance(past_length, int):
         return None
-    if seen == 0:
-        return queries
-    earlier = getattr(cache, "posenc_positions", None)
-    if earlier is None or earlier.shape[0] != queries.shape[0] or earlier.shape[1] < seen:
+    if past_length == 0:
+        return positions_BQ
+    cached_BK = cache_record(cache).positions_BK
+    if cached_BK is None or cached_BK.shape[0] != positions_BQ.shape[0] or cached_BK.shape[1] < past_length:
         return None
-    return torch.cat([earlier[:, :seen].to(queries.device), queries], dim=-1)
+    return torch.cat([cached_BK[:, :past_length].to(positions_BQ.device), positions_BQ], dim=-1)
 
 
-def check_continues(everything: torch.Tensor, visible_BK: torch.Tensor | None, seen: Any) -> None:
-    """Later, keys are placed by counting back from the queries: that is right only if these go on where keys ended."""
-    if is_tracing() or _plainly_goes_on(everything, visible_BK, seen):
+def check_continues(
+    positions_BK: torch.Tensor, visible_BK: torch.Tensor | None, past_length: int | torch.Tensor
+) -> None:
+    """Refuse new positions that do not continue the cached ones.
+
+    Cached keys are located by counting back from the queries, which is right only for contiguous positions.
+    """
+    assert isinstance(past_length, int)
+    if is_tracing() or _continues_without_padding(positions_BK, visible_BK, past_length):
         return
-    visible = torch.ones_like(everything, dtype=torch.bool)
+    visible = torch.ones_like(positions_BK, dtype=torch.bool)
     if visible_BK is not None:
-        visible = visible_BK[:, : everything.shape[1]].expand_as(everything)
-    if not bool(_goes_on(everything, visible, seen).all()):
-        raise ValueError(
-            "position_ids do not go on where the cached tokens ended, and this position scheme needs the distance to "
-            "each of them: pass use_cache=False and the whole rows, or position_ids that go on by one"
+        visible = visible_BK[:, : positions_BK.shape[1]].expand_as(positions_BK)
+    if not bool(_rows_continue(positions_BK, visible, past_length).all()):
+        raise PosEncError(
+            "position_ids do not continue where the cached tokens end, but this position scheme needs the distance "
+            "to each of them: pass whole rows with use_cache=False, or position_ids that continue by one"
         )
 
 
-def _plainly_goes_on(everything: torch.Tensor, visible_BK: torch.Tensor | None, seen: int) -> bool:
-    """The common case in few operations, since it is asked for each new token: no padding where old and new meet."""
-    meet = slice(seen - 1, seen + 1)
-    by_one = (everything[:, meet].diff() == 1).all()
-    return bool(by_one if visible_BK is None else by_one & visible_BK[:, meet].all())
+def _continues_without_padding(positions_BK: torch.Tensor, visible_BK: torch.Tensor | None, past_length: int) -> bool:
+    """The common case, checked cheaply because it runs for every new token."""
+    boundary = slice(past_length - 1, past_length + 1)
+    by_one = (positions_BK[:, boundary].diff() == 1).all()
+    return bool(by_one if visible_BK is None else by_one & visible_BK[:, boundary].all())
 
 
-def _goes_on(everything: torch.Tensor, visible: torch.Tensor, seen: int) -> torch.Tensor:
-    """(B,): whether a row's first new position is one above the last cached one, of itself or of another row.
+def _rows_continue(positions_BK: torch.Tensor, visible_BK: torch.Tensor, past_length: int) -> torch.Tensor:
+    """(B,): whether a row's first new position is one above the last cached one, of this row or of any other.
 
-    Of another row, because what was noted about a cache does not follow when its rows are reordered.
+    Any other, because the record does not follow when the rows of a cache are reordered.
     """
-    places = torch.arange(everything.shape[1], device=everything.device)
-    last = torch.where(visible & (places < seen), places, -1).amax(-1)
-    first = torch.where(visible & (places >= seen), places, len(places)).amin(-1)
-    incomparable = (last < 0) | (first >= len(places))
-    new = everything.gather(1, first.clamp(max=len(places) - 1)[:, None])
-    cached_by_row = everything.t()[last.clamp(min=0)]  # for each row's last slot, the position that every row has there
-    return ((new - cached_by_row) == 1).any(-1) | incomparable
+    slots = torch.arange(positions_BK.shape[1], device=positions_BK.device)
+    last_cached = torch.where(visible_BK & (slots < past_length), slots, -1).amax(-1)
+    first_new = torch.where(visible_BK & (slots >= past_length), slots, len(slots)).amin(-1)
+    all_padding = (last_cached < 0) | (first_new >= len(slots))
+    new_B1 = positions_BK.gather(1, first_new.clamp(max=len(slots) - 1)[:, None])
+    cached_BB = positions_BK.t()[last_cached.clamp(min=0)]  # at each row's last cached slot, the position in every row
+    return ((new_B1 - cached_BB) == 1).any(-1) | all_padding

@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from ..schemes.base import LayerParams, Scheme
-from ..schemes.inputs import Content, Positions, is_tracing
+from ..schemes.inputs import Content, Positions, is_tracing, repeat_key_heads
 from ..schemes.terms import DistanceBias, Term
 from .cache import self_attention_cache
 from .call import AttentionCall
@@ -82,8 +82,7 @@ class PosEncAttention(nn.Module):
         queries, keys = (
             found.unflatten(-1, (-1, like_BHQD.shape[-1])).transpose(0, 1) for found in self.projected(states)
         )
-        groups = like_BHQD.shape[1] // keys.shape[0]
-        return queries, keys.repeat_interleave(groups, dim=0) if groups > 1 else keys
+        return queries, repeat_key_heads(keys[None], like_BHQD.shape[1])[0]
 
     @property
     def config(self) -> AttentionConfig:

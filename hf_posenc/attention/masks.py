@@ -1,25 +1,47 @@
-"""Masks in the forms that backends want them in, and what they show.
+"""Attention masks: what they show, how they join a bias, and how they keep packed documents apart.
+
+A packed row holds several documents; a position that drops, or is zero again, starts a new one.
 
 Shape legend: B batch, H heads, Q queries, K keys.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import enum
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+from transformers import PreTrainedConfig
+from transformers.utils.generic import is_flash_attention_requested
 
+from ..errors import PosEncError
+from ..schemes.inputs import is_tracing
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+AttentionMask: TypeAlias = "torch.Tensor | BlockMask | None"
+"""Boolean (True: visible), additive, or flex_attention's block mask."""
 MASKED_LOGIT = -1e3
-"""A number added to the logits that hides a key: people write the lowest one there is, but also -1e4 or -1e9."""
+"""An additive mask hides a key at or below this: masks use the dtype's minimum, but also -1e4 or -1e9."""
+
+
+class PositionOrder(enum.Enum):
+    """How the positions of the non-padding tokens progress along the rows."""
+
+    CONTIGUOUS = "each position is one more than the previous one"
+    GAPS = "positions increase, somewhere by more than one"
+    PACKED = "positions restart: rows hold several documents"
+    UNKNOWN = "positions cannot be read while tracing"
 
 
 def visible_keys(mask: torch.Tensor) -> torch.Tensor:
-    """True where a mask, of truth values or to be added, shows a key."""
+    """True where a boolean or additive mask shows a key."""
     return mask if mask.dtype == torch.bool else mask > MASKED_LOGIT
 
 
 def apply_mask(bias: torch.Tensor, attention_mask: torch.Tensor | None, causal: bool) -> torch.Tensor:
-    """The bias with the lowest finite number where there is nothing to see."""
+    """The bias, with the dtype's lowest finite number at hidden keys."""
     lowest = torch.finfo(bias.dtype).min
     if attention_mask is None:
         if not causal:
@@ -32,14 +54,93 @@ def apply_mask(bias: torch.Tensor, attention_mask: torch.Tensor | None, causal: 
     return (bias + attention_mask.to(bias.dtype)).clamp(min=lowest)
 
 
-def visible_pairs(attention_mask: Any, causal: bool, query: torch.Tensor, num_keys: int) -> torch.Tensor:
-    """(B or 1, 1, Q, K): True where a query may see a key, whatever form the backend's mask has."""
+def visible_pairs(attention_mask: AttentionMask, causal: bool, query: torch.Tensor, num_keys: int) -> torch.Tensor:
+    """(B or 1, 1, Q, K): True where a query may attend to a key, whatever form the backend's mask has."""
     from torch.nn.attention.flex_attention import BlockMask, create_mask
 
     num_queries = query.shape[2]
     if isinstance(attention_mask, BlockMask):
         return create_mask(attention_mask.mask_mod, query.shape[0], 1, num_queries, num_keys, str(query.device))
     if attention_mask is None:
-        everything = torch.ones(1, 1, num_queries, num_keys, dtype=torch.bool, device=query.device)
-        return everything.tril() if causal else everything
+        visible = torch.ones(1, 1, num_queries, num_keys, dtype=torch.bool, device=query.device)
+        return visible.tril() if causal else visible
     return visible_keys(attention_mask[..., :num_keys])
+
+
+def classify_positions(
+    positions_BQ: torch.Tensor, slots_BQ: torch.Tensor, real_BQ: torch.Tensor | None
+) -> tuple[PositionOrder, bool]:
+    """The order of explicit positions, and whether they equal the slots up to a shift per row.
+
+    `real_BQ` is False at padding. Reads three flags off the device.
+    """
+    if positions_BQ.shape[-1] == 1:
+        return PositionOrder.CONTIGUOUS, True
+    if is_tracing():
+        return PositionOrder.UNKNOWN, False
+    if real_BQ is None:
+        real_BQ = torch.ones_like(positions_BQ, dtype=torch.bool)
+    positions_BQ, real_BQ = torch.broadcast_tensors(positions_BQ, real_BQ)  # either may have one row for the batch
+
+    def is_constant(shift_BQ: torch.Tensor) -> torch.Tensor:
+        limits = torch.iinfo(shift_BQ.dtype)
+        low = shift_BQ.masked_fill(~real_BQ, limits.max).amin(-1)
+        high = shift_BQ.masked_fill(~real_BQ, limits.min).amax(-1)
+        return ((low >= high) | ~real_BQ.any(-1)).all()
+
+    flags = [
+        is_constant(positions_BQ - slots_BQ),
+        is_constant(positions_BQ - real_BQ.cumsum(-1)),
+        document_starts(positions_BQ, real_BQ).any(),
+    ]
+    matches_slots, contiguous, packed = torch.stack(flags).tolist()
+    if contiguous:
+        return PositionOrder.CONTIGUOUS, matches_slots
+    return PositionOrder.PACKED if packed else PositionOrder.GAPS, matches_slots
+
+
+def document_starts(positions_BQ: torch.Tensor, real_BQ: torch.Tensor) -> torch.Tensor:
+    """True where a document starts within a row: at real tokens whose position drops, or is zero again."""
+    slots = torch.arange(positions_BQ.shape[-1], device=positions_BQ.device).expand_as(positions_BQ)
+    previous_slot = torch.where(real_BQ, slots, -1).cummax(-1).values
+    previous_slot = torch.nn.functional.pad(previous_slot[:, :-1], (1, 0), value=-1)
+    previous = positions_BQ.gather(1, previous_slot.clamp(min=0))
+    restarts = (positions_BQ < previous) | ((positions_BQ == 0) & (previous == 0))
+    return restarts & real_BQ & (previous_slot >= 0)
+
+
+def document_mask(
+    order: PositionOrder,
+    positions_BQ: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    padding_BQ: torch.Tensor | None,
+    config: PreTrainedConfig,
+    causal: bool,
+    dtype: torch.dtype,
+) -> torch.Tensor | None:
+    """The mask that keeps the documents of a row apart, without taking gaps for document boundaries.
+
+    `padding_BQ` is the 2D attention mask as booleans (False at padding), if there was one.
+    """
+    backend = config._attn_implementation
+    if order is PositionOrder.CONTIGUOUS:
+        return attention_mask
+    if order is PositionOrder.GAPS:  # without a padding mask, transformers takes a gap for a new document
+        return attention_mask if attention_mask is not None else torch.ones_like(positions_BQ)
+    if is_flash_attention_requested(requested_attention_implementation=backend):
+        if order is PositionOrder.PACKED and (positions_BQ.shape[0] > 1 or padding_BQ is not None):
+            raise PosEncError(
+                "flash attention supports packed rows (position_ids that restart) only as a single row without an "
+                'attention mask: flatten the batch, or use attn_implementation="sdpa"'
+            )
+        return attention_mask
+    real_BQ = torch.ones_like(positions_BQ, dtype=torch.bool) if padding_BQ is None else padding_BQ
+    documents = document_starts(positions_BQ, real_BQ).cumsum(-1)
+    visible = (documents[:, :, None] == documents[:, None, :]) & real_BQ[:, None, :]
+    if causal:
+        visible = visible & torch.ones(visible.shape[-2:], dtype=torch.bool, device=visible.device).tril()
+    visible = visible[:, None]
+    if backend == "sdpa":
+        return visible
+    zero = torch.zeros((), dtype=dtype, device=visible.device)
+    return torch.where(visible, zero, torch.finfo(dtype).min)

@@ -13,6 +13,7 @@ import torch
 
 from ..schemes.inputs import Positions, is_tracing
 from .cache import (
+    cache_record,
     cached_length,
     check_cache_order,
     check_continues,
@@ -20,8 +21,7 @@ from .cache import (
     self_attention_cache,
     total_key_length,
 )
-from .documents import PositionOrder, classify_positions, mask_documents
-from .masks import visible_keys
+from .masks import PositionOrder, classify_positions, document_mask, visible_keys
 
 
 @dataclasses.dataclass
@@ -70,7 +70,7 @@ def resolve_positions(
     ahead = 0 if padding is None or given is not None else _leading_padding(padding)
     if given is None:
         queries_BQ = slots_BQ if padding is None else (slots_BQ - ahead).clamp(min=0)
-        order, by_slot = PositionOrder.STEADY, True
+        order, by_slot = PositionOrder.CONTIGUOUS, True
     else:
         queries_BQ = given.reshape(-1, num_queries)
         real_BQ = _at_slots(visible_BK, seen, num_queries)
@@ -93,7 +93,7 @@ def resolve_positions(
         assert keys_BK is not None
         distances = keys_BK[:, None, :] - queries_BQ[:, :, None]
     if given is not None and first_call and (mask is None or padding is not None):
-        mask = mask_documents(order, queries_BQ.expand(rows, -1), mask, padding, config, causal, dtype)
+        mask = document_mask(order, queries_BQ.expand(rows, -1), mask, padding, config, causal, dtype)
         if isinstance(mask, torch.Tensor) and mask.dim() == 4:  # a static cache hands out slots that are still empty
             nothing = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
             mask = torch.nn.functional.pad(mask, (0, key_length - num_queries), value=nothing)
@@ -104,13 +104,13 @@ def resolve_positions(
         key_length=key_length,
         length_bound=seen + num_queries if given is None and isinstance(seen, int) else None,
         cached=not first_call,
-        cache_filled_at=getattr(cache, "posenc_filled_at", None),
-        packed=order in (PositionOrder.RESTARTS, PositionOrder.UNKNOWN),
+        cache_filled_at=cache_record(cache).prefill_length,
+        packed=order in (PositionOrder.PACKED, PositionOrder.UNKNOWN),
         dtype=torch.float64 if dtype == torch.float64 else torch.float32,
         keys_BK=keys_BK,
     )
     positions.causal = causal
-    if padding is not None and order is PositionOrder.STEADY and first_call and needs.distances:
+    if padding is not None and order is PositionOrder.CONTIGUOUS and first_call and needs.distances:
         positions.spans = _spans(padding[:, :num_queries])
     return ResolvedPositions(positions, mask, order, seen, visible_BK, pairs, everything)
 

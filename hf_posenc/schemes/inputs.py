@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers.integrations.sdpa_attention import repeat_kv
 
 if TYPE_CHECKING:
     from .base import Scheme
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 def is_tracing() -> bool:
     """Whether this forward is being recorded, so that no tensor can be read and nothing decided by its values."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def repeat_key_heads(states_BGKD: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """(B, H, K, D): keys or values repeated for every query head that shares them; the same tensor if none do."""
+    return repeat_kv(states_BGKD, num_heads // states_BGKD.shape[1])
 
 
 class Positions:
@@ -152,8 +158,7 @@ class Content:
     def key_BHKD(self) -> torch.Tensor:
         """The keys once for each head."""
         if self._key_BHKD is None:
-            groups = self.query_BHQD.shape[1] // self.key_BGKD.shape[1]
-            self._key_BHKD = self.key_BGKD.repeat_interleave(groups, dim=1) if groups > 1 else self.key_BGKD
+            self._key_BHKD = repeat_key_heads(self.key_BGKD, self.query_BHQD.shape[1])
         return self._key_BHKD
 
 
