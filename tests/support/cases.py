@@ -1,8 +1,9 @@
-"""The rows of the matrix: every scheme has at least one, and a test sees to that."""
+"""The rows of the test matrix. Every scheme has at least one; tests/test_package.py checks that."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -12,23 +13,24 @@ import pytest
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A `position_scheme` that every check of the matrix is run on, for every architecture."""
+    """A `position_scheme` that every test of the matrix runs on every architecture."""
 
     id: str
     scheme: Any
     extends: bool = True
+    """Runs past the trained length."""
     scores: bool = False
-    """Adds a score term, so that backends without one must refuse."""
+    """Adds a score term, so backends without one must refuse it."""
     values: bool = False
-    """Adds a value term, so that flex_attention must refuse too."""
+    """Adds a value term, so flex_attention must refuse it too."""
     causal: bool = False
-    """Has no meaning where queries see ahead."""
+    """Defined for causal attention only."""
     contextual: bool = False
-    """Takes no notice of position_ids: it counts for itself."""
+    """Computes positions from the content and ignores position_ids."""
+    saturates: bool = False
+    """Barely distinguishes neighboring positions far past the trained length."""
     sampled: bool = False
-    """Another form of a case that is there: `make test` takes it on one architecture, `make test-all` on all."""
-    settles: bool = False
-    """Far past the trained length, neighbouring positions are hardly told apart any more."""
+    """A variation of another case: fast runs draw only some of its tests (see `pairs`)."""
 
 
 DEBERTA_V1 = {"type": "deberta", "max_distance": 5, "share_projections": False, "norm": None}
@@ -39,10 +41,12 @@ CASES = [
     Case("sinusoidal", "sinusoidal"),
     Case("sinusoidal-concat", {"type": "sinusoidal", "mix": "concat", "position_size": 10}, sampled=True),
     Case("sinusoidal-context", {"type": "sinusoidal", "mix": "attention", "query": "context"}),
-    Case("polynomial", "polynomial", settles=True),
-    Case("polynomial-concat", {"type": "polynomial", "degree": 5, "mix": "concat"}, settles=True, sampled=True),
-    Case("exponential", "exponential", settles=True),
-    Case("exponential-attention", {"type": "exponential", "rates": 4, "mix": "attention"}, settles=True, sampled=True),
+    Case("polynomial", "polynomial", saturates=True),
+    Case("polynomial-concat", {"type": "polynomial", "degree": 5, "mix": "concat"}, saturates=True, sampled=True),
+    Case("exponential", "exponential", saturates=True),
+    Case(
+        "exponential-attention", {"type": "exponential", "rates": 4, "mix": "attention"}, saturates=True, sampled=True
+    ),
     Case("learned-concat", {"type": "learned", "mix": "concat"}, extends=False, sampled=True),
     Case("learned-attention", {"type": "learned", "mix": "attention"}, extends=False, sampled=True),
     Case("window-context", {"type": "window", "window_size": 5, "mix": "attention", "query": "context"}),
@@ -94,23 +98,40 @@ ARCHITECTURES = ["bert", "bert-decoder", "gpt2", "llama"]
 DECODERS = ["bert-decoder", "gpt2", "llama"]
 
 
-def pairs(architectures: list[str], cases: list[Case] | None = None) -> Callable[[Any], Any]:
-    """Parametrises a test with `case` and `architecture`: every case that means something on an architecture.
+def pairs(architectures: list[str], cases: list[Case] | None = None, **axes: list[Any]) -> Callable[[Any], Any]:
+    """Parametrize a test with `case`, `architecture` and any further axes, for every case defined on the architecture.
 
-    `make test` takes two architectures of each case, or one; which ones goes by the test's name, so that all pairs are
-    met in some tests. `make test-all` takes all.
+    `make test` runs one combination per case (and only a third of the `sampled` cases). Which one depends on the case
+    and the name of the test, so every value of an axis runs for some cases, and every pair of case and architecture
+    runs in some tests. `make test-all` runs all combinations.
+
+    Example:
+        >>> @pairs(DECODERS, backend=["sdpa", "eager"])
+        ... def test_something(case: Case, architecture: str, backend: str) -> None: ...
     """
 
     def decorate(test: Any) -> Any:
-        turn = zlib.crc32(test.__name__.encode())
+        offset = zlib.crc32(test.__name__.encode())
         rows = []
-        for case in cases or CASES:
-            meaningful = [name for name in architectures if not (case.causal and name == "bert")]
-            first = (CASES.index(case) + turn) % len(meaningful)
-            kept = [meaningful[(first + step) % len(meaningful)] for step in range(1 if case.sampled else 2)]
-            for architecture in meaningful:
-                marks = [] if architecture in kept else [pytest.mark.slow]
-                rows.append(pytest.param(case, architecture, id=f"{architecture}-{case.id}", marks=marks))
-        return pytest.mark.parametrize(("case", "architecture"), rows)(test)
+        for index, case in enumerate(CASES):
+            if cases is not None and case not in cases:
+                continue
+            defined = [name for name in architectures if not (case.causal and name == "bert")]
+            combinations = list(itertools.product(defined, *axes.values()))
+            # 7 is coprime to the number of combinations, so neighboring cases differ in all axes.
+            fast = None if case.sampled and (index + offset) % 3 else (7 * index + offset) % len(combinations)
+            for number, (architecture, *values) in enumerate(combinations):
+                labels = [_label(name, value) for name, value in zip(axes, values, strict=True)]
+                marks = [] if number == fast else [pytest.mark.slow]
+                rows.append(
+                    pytest.param(
+                        case, architecture, *values, id="-".join([architecture, case.id, *labels]), marks=marks
+                    )
+                )
+        return pytest.mark.parametrize(("case", "architecture", *axes), rows)(test)
 
     return decorate
+
+
+def _label(name: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"{name}={str(value).removeprefix('torch.')}"

@@ -1,4 +1,4 @@
-"""Tiny models with weights large enough that positions matter, and small helpers around them."""
+"""Tiny models whose weights are large enough for positions to matter, and small helpers for them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -15,16 +16,25 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
 )
 
 import hf_posenc
 
-POSITIVE = (".slopes", ".a", ".p", ".rate", ".length")
-"""Parameters of schemes that mean something only above zero, and up to 2."""
 VOCABULARY, WIDTH, LAYERS, HEADS, TRAINED_LENGTH, PAD = 61, 32, 3, 4, 48, 0
+MODEL_CLASSES = {
+    "bert": BertForMaskedLM,
+    "bert-decoder": BertLMHeadModel,
+    "gpt2": GPT2LMHeadModel,
+    "llama": LlamaForCausalLM,
+}
+POSITIVE_PARAMETERS = (".slopes", ".a", ".p", ".rate", ".length")
+"""Scheme parameters that must be positive; some also need to stay below 2."""
 
 
-def config(architecture: str, **changes: Any) -> Any:
+def config(architecture: str, **changes: Any) -> PreTrainedConfig:
+    """The config of a tiny model, without dropout."""
     common = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2}
     if architecture == "gpt2":
         sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": TRAINED_LENGTH}
@@ -44,28 +54,20 @@ def config(architecture: str, **changes: Any) -> Any:
     return BertConfig(**{**common, **sizes, **dropout, **decoder, **changes})
 
 
-def composite_config() -> Any:
-    """Of an encoder and a decoder. Skips the test where stock transformers cannot build one."""
+def composite_config() -> EncoderDecoderConfig:
+    """An encoder-decoder config; skips the test where stock transformers cannot build one."""
     decoder = config("bert-decoder", add_cross_attention=True)
     try:
         return EncoderDecoderConfig.from_encoder_decoder_configs(config("bert"), decoder)
-    except Exception as error:  # a defect of one old pair of libraries, before hf_posenc comes in; only that is let by
+    except Exception as error:  # one old pair of library versions fails here, before hf_posenc is involved
         if "is_encoder_decoder" not in str(error):
             raise
-        pytest.skip(f"stock EncoderDecoderConfig cannot be built with these versions of its libraries: {error}")
-
-
-HEADS_OF = {
-    "bert": BertForMaskedLM,
-    "bert-decoder": BertLMHeadModel,
-    "gpt2": GPT2LMHeadModel,
-    "llama": LlamaForCausalLM,
-}
+        pytest.skip(f"stock EncoderDecoderConfig cannot be built with these library versions: {error}")
 
 
 @torch.no_grad()
-def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
-    """Weights far from their initialisation: zero biases and tables would hide mistakes."""
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Move all weights far from their initialization: zero biases and tables would hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -78,10 +80,14 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 
 
 def model(
-    architecture: str, scheme: Any = None, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any
-) -> Any:
-    """A tiny language model in eval mode; with no scheme, the stock one with the same weights in common."""
-    built = HEADS_OF[architecture](config(architecture, **changes)).to(torch.float64)
+    architecture: str,
+    scheme: Any = None,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    **changes: Any,
+) -> PreTrainedModel:
+    """A tiny language model in eval mode. Without a scheme it is the stock model with the same shared weights."""
+    built = MODEL_CLASSES[architecture](config(architecture, **changes)).to(torch.float64)
     randomise(built, seed)
     if scheme is not None:
         hf_posenc.retrofit(built, scheme)
@@ -90,26 +96,27 @@ def model(
             for name, parameter in built.named_parameters():
                 if "position_scheme" in name:
                     noise = 0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                    parameter.copy_((0.2 + noise.abs()).clamp(max=1.9) if name.endswith(POSITIVE) else noise)
+                    positive = name.endswith(POSITIVE_PARAMETERS)
+                    parameter.copy_((0.2 + noise.abs()).clamp(max=1.9) if positive else noise)
     return built.to(dtype).eval()
 
 
 def tokens(rows: int = 2, length: int = 12, seed: int = 0) -> torch.Tensor:
+    """Random token ids without special tokens."""
     return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def base_of(built: Any) -> Any:
-    return built.base_model
+def tolerances(architecture: str) -> dict[str, float]:
+    """Tolerances between two float64 runs that sum in a different order.
 
-
-def same(architecture: str) -> dict[str, float]:
-    """Tolerances between two float64 runs that take their sums in another order.
-
-    LLaMA computes its norms, and its eager softmax, in float32 whatever the model is: there it is float32 rounding.
+    LLaMA computes its norms, and its eager softmax, in float32 whatever the dtype of the model.
     """
     return {"rtol": 0, "atol": 3e-6 if architecture == "llama" else 1e-10}
 
 
-def additive(visible: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """A mask to add to the logits: 0 where there is something to see, the lowest number elsewhere."""
+def additive_mask(visible: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """A mask to add to the attention scores: 0 where visible, the lowest finite number elsewhere."""
     return torch.where(visible, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
+
+
+same, additive, HEADS_OF = tolerances, additive_mask, MODEL_CLASSES
