@@ -60,19 +60,15 @@ def main(given: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     rows = rows_of(given.data, tokenizer, given.length)
 
-    # The new encoding comes in beside the old one, is fitted to it, and then takes its place: over so many steps, or at
-    # once. Before the optimizer and before `prepare`, because what gives way is frozen.
-    teacher = Teacher(AutoModelForCausalLM.from_pretrained(given.model).to(accelerator.device))
-    model = AutoModelForCausalLM.from_pretrained(given.model).to(accelerator.device).train()
+    # The stock model is the teacher. Its attention is also what the new scheme is fitted to, before any training.
+    stock_model = AutoModelForCausalLM.from_pretrained(given.model).to(accelerator.device)
+    teacher = Teacher(stock_model)
     scheme = json.loads(given.scheme) if given.scheme[0] in "[{" else given.scheme
-    handover = hf_posenc.Handover(model, scheme, steps=given.handover_steps or 1)
-    if not kept:
-        # Queries and keys too, unless they have to serve the old encoding for a while.
-        at_once = not given.handover_steps
-        found = hf_posenc.fit(model, rows[: 2 * given.fit_steps], projections=at_once, steps=given.fit_steps)
-        accelerator.print(f"attention fitted: {found.before:.4f} to {found.after:.4f} nats from what it was")
-    if not given.handover_steps:
-        handover.finish()
+    model = AutoModelForCausalLM.from_pretrained(given.model, position_scheme=scheme).to(accelerator.device).train()
+    if not kept and given.fit_steps:
+        input_ids = rows[: 2 * given.fit_steps]
+        result = hf_posenc.fit(stock_model, model, input_ids, projections=True, steps=given.fit_steps)
+        accelerator.print(f"attention fitted: {result.before:.4f} to {result.after:.4f} nats from the stock attention")
 
     optimizer = torch.optim.AdamW(parameter_groups(model, given.learning_rate, weight_decay=0.01), betas=(0.9, 0.98))
     # accelerate moves the schedule on once for each process.
@@ -80,7 +76,6 @@ def main(given: argparse.Namespace) -> None:
     schedule = get_cosine_schedule_with_warmup(optimizer, whole // 20, whole)
     loader = DataLoader(rows, batch_size=given.batch_size, shuffle=True, drop_last=True)  # type: ignore[arg-type]
     model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, loader)
-    accelerator.register_for_checkpointing(handover)
     done = 0
     if kept:
         accelerator.load_state(str(kept[-1]))
@@ -101,7 +96,6 @@ def main(given: argparse.Namespace) -> None:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        handover.step()
         accelerator.print(f"step {step} loss {accelerator.reduce(loss.detach(), 'mean').item():.6f}")
         if step % given.save_every == 0:
             save(accelerator, given.output_dir / "checkpoints" / f"step-{step:07}")
@@ -122,7 +116,6 @@ if __name__ == "__main__":
     parser.add_argument("--output-dir", required=True, type=Path)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--fit-steps", type=int, default=100, help="on two rows each, before the training")
-    parser.add_argument("--handover-steps", type=int, default=0, help="over which the old encoding fades; 0: at once")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row; no more than the model was made for")
     parser.add_argument("--batch-size", type=int, default=8, help="rows of a process and step")
     parser.add_argument("--learning-rate", type=float, default=1e-3)

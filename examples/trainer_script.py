@@ -1,4 +1,4 @@
-"""The stock Trainer of transformers: the new encoding comes in over the first steps, as the old one fades.
+"""The stock Trainer of transformers: fit the new scheme to the stock attention, then fine-tune.
 
 python examples/trainer_script.py --model openai-community/gpt2 --scheme alibi --data text.txt --output-dir out
 """
@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -25,8 +26,13 @@ def rows_of(path: Path, tokenizer: Any, length: int) -> list[dict[str, list[int]
 def main(given: argparse.Namespace) -> None:
     set_seed(given.seed)
     tokenizer = AutoTokenizer.from_pretrained(given.model)
-    scheme = {"type": given.scheme, "handover": {"from": "stock", "steps": given.handover_steps}}
-    model = AutoModelForCausalLM.from_pretrained(given.model, position_scheme=scheme)
+    model = AutoModelForCausalLM.from_pretrained(given.model, position_scheme=given.scheme)
+    rows = rows_of(given.data, tokenizer, given.length)
+    last = get_last_checkpoint(str(given.output_dir)) if given.output_dir.is_dir() else None
+    if last is None and given.fit_steps:
+        stock_model = AutoModelForCausalLM.from_pretrained(given.model)
+        input_ids = torch.tensor([row["input_ids"] for row in rows[: 2 * given.fit_steps]])
+        hf_posenc.fit(stock_model, model, input_ids, projections=True, steps=given.fit_steps)
     arguments = TrainingArguments(
         output_dir=str(given.output_dir),
         max_steps=given.steps,
@@ -41,11 +47,9 @@ def main(given: argparse.Namespace) -> None:
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=rows_of(given.data, tokenizer, given.length),
+        train_dataset=rows,
         processing_class=tokenizer,
-        callbacks=[hf_posenc.Handover(model)],
     )
-    last = get_last_checkpoint(str(given.output_dir)) if given.output_dir.is_dir() else None
     trainer.train(resume_from_checkpoint=last)
     trainer.save_model()
 
@@ -57,7 +61,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", required=True, type=Path, help="a text file")
     parser.add_argument("--output-dir", required=True, type=Path)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--handover-steps", type=int, default=300, help="over which the old encoding fades")
+    parser.add_argument("--fit-steps", type=int, default=100, help="on two rows each, before the training")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
     parser.add_argument("--batch-size", type=int, default=8, help="rows of a process and step")
     parser.add_argument("--learning-rate", type=float, default=5e-4)

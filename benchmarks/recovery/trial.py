@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import hf_posenc
-from hf_posenc.training.centring import centre_tables
+from hf_posenc.training.fit import absorb_table_mean, architecture_of
 from hf_posenc.training.rates import parameter_groups
 from hf_posenc.training.recipe import FIT_SHARE, NAIVE, RECOMMENDED, Recipe, share_to_fit
 from hf_posenc.training.rows import IGNORED
-from hf_posenc.training.teacher import Teacher, architecture_of, layers_of, recorded
+from hf_posenc.training.teacher import Teacher, layers_of, recorded
 
 from .subjects import Batch, Subject
 
@@ -27,8 +27,6 @@ METHODS = {
     "naive": NAIVE,
     "naive + teacher": dataclasses.replace(NAIVE, teacher=True, states_until=math.inf),
     "fit": dataclasses.replace(NAIVE, centre=True, fit=FIT_SHARE),
-    "handover": dataclasses.replace(NAIVE, handover=0.5),
-    "handover + teacher": dataclasses.replace(NAIVE, handover=0.5, teacher=True, states_until=math.inf),
     "fit + teacher": dataclasses.replace(NAIVE, centre=True, fit=FIT_SHARE, teacher=True, states_until=math.inf),
     RECOMMENDED_NAME: RECOMMENDED,
     **dict.fromkeys(SHORTER, RECOMMENDED),
@@ -59,25 +57,24 @@ def run(trial: Trial, subject: Subject) -> Outcome:
     rows = subject.rows()
     shortfall = subject.measure()
     length = rows["input_ids"].shape[-1]
-    model = subject.load()
+    stock_model = subject.load()
+    model = hf_posenc.retrofit(subject.load(), trial.scheme)
     share = share_to_fit(recipe, architecture_of(model), trial.scheme)
     tokens = SHORTER.get(trial.method, 1.0) * subject.tokens
     steps = round((1 - share) * tokens / (subject.rows_at_once * length))
-    handover = hf_posenc.Handover(model, trial.scheme, steps=max(round(recipe.handover * steps), 1))
     curve: list[tuple[int, float]] = []
     seen = 0
     if recipe.centre:
-        centre_tables(model, length)
+        absorb_table_mean(stock_model, model, length)
     if share:
         number = round(share * tokens / (subject.fit_rows * length))
         order = torch.randperm(len(rows["input_ids"]))[: number * subject.fit_rows]
-        hf_posenc.fit(model, rows["input_ids"][order], projections=True, steps=number, rows=subject.fit_rows)
+        input_ids = rows["input_ids"][order]
+        hf_posenc.fit(stock_model, model, input_ids, projections=True, steps=number, rows=subject.fit_rows)
         seen = number * subject.fit_rows * length
-    if not recipe.handover:
-        handover.finish()
     curve.append((seen, _measured(shortfall, model)))
     looks = {max(round(steps * share), 1) for share in (0.02, 0.04, 0.07, *_evenly(subject.evaluations))}
-    for step in _training(model, handover, recipe, subject, trial, rows, steps):
+    for step in _training(model, stock_model, recipe, subject, trial, rows, steps):
         seen += subject.rows_at_once * length
         if step + 1 in looks:
             curve.append((seen, _measured(shortfall, model)))
@@ -96,9 +93,9 @@ def _measured(shortfall: Any, model: Any) -> float:
 
 
 def _training(
-    model: Any, handover: Any, recipe: Recipe, subject: Subject, trial: Trial, rows: Batch, steps: int
+    model: Any, stock_model: Any, recipe: Recipe, subject: Subject, trial: Trial, rows: Batch, steps: int
 ) -> Iterator[int]:
-    teacher = Teacher(subject.load()) if recipe.teacher or not subject.has_head else None
+    teacher = Teacher(stock_model) if recipe.teacher or not subject.has_head else None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = parameter_groups(model, trial.rate, recipe.position_rate * trial.rate)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
@@ -115,7 +112,6 @@ def _training(
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
-        handover.step()
         yield step
 
 

@@ -60,9 +60,6 @@ def train(
     fit_share: Annotated[
         float | None, typer.Option(help="Of the steps, spent before on fitting attention to the old encoding's.")
     ] = None,
-    handover_share: Annotated[
-        float | None, typer.Option(help="Of the steps, over which the old encoding fades.")
-    ] = None,
     state_weight: Annotated[float | None, typer.Option(help="Of the teacher's hidden states in the loss.")] = None,
     prediction_weight: Annotated[float | None, typer.Option(help="Of the teacher's predictions in the loss.")] = None,
     label_weight: Annotated[
@@ -224,7 +221,7 @@ def request_of(asked: dict[str, Any]) -> tuple[Request, dict[str, Any]]:
     if name not in RECIPES:
         raise ValueError(f"there is no recipe {name!r}; there are {sorted(RECIPES)}")
     recipe = RECIPES[name]
-    for option, field in (("teacher", "teacher"), ("fit_share", "fit"), ("handover_share", "handover")):
+    for option, field in (("teacher", "teacher"), ("fit_share", "fit")):
         if option in asked:
             recipe = dataclasses.replace(recipe, **{field: asked.pop(option)})
     weights = recipe.weights

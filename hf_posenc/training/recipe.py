@@ -24,8 +24,6 @@ class Recipe:
     fit: float | None = None
     """As a share of the training's tokens, how many each layer's attention is fitted to that of the old encoding on,
     before. None: a tenth where that gains something, see `share_to_fit`."""
-    handover: float = 0.0
-    """The share of the training steps over which the old encoding gives way; 0: at once."""
     teacher: bool = True
     """Learn from the model as it was, rather than from the text alone."""
     weights: Weights = Weights()
@@ -37,10 +35,8 @@ class Recipe:
     learnt, and most of them are biases, which are read as they are and not through a product of many."""
 
     def __post_init__(self) -> None:
-        for name, share in (("fit", self.fit), ("handover", self.handover)):
-            given = name != "fit" or share is not None
-            if given and not (isinstance(share, (int, float)) and 0 <= share <= 1):
-                raise ValueError(f"--{name}-share is a share of the training from 0 to 1, got {share!r}")
+        if self.fit is not None and not (isinstance(self.fit, (int, float)) and 0 <= self.fit <= 1):
+            raise ValueError(f"--fit-share is a share of the training from 0 to 1, got {self.fit!r}")
         if not (self.states_until >= 0 and self.position_rate > 0):
             raise ValueError(
                 f"states_until must not be negative, and position_rate above 0; got {self.states_until} and "
@@ -49,7 +45,7 @@ class Recipe:
 
 
 RECOMMENDED = Recipe()
-NAIVE = Recipe(centre=False, fit=0.0, handover=0.0, teacher=False, position_rate=1.0)
+NAIVE = Recipe(centre=False, fit=0.0, teacher=False, position_rate=1.0)
 """Change the encoding and fine-tune: what one would do without any of this."""
 RECIPES = {"recommended": RECOMMENDED, "naive": NAIVE}
 

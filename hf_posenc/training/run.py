@@ -28,7 +28,7 @@ from .reports import refuse_reports
 from .request import SELF, Note, Request
 from .saving import UNFINISHED, checkpoints_in, last_whole_checkpoint, told_when_full
 from .stages import Stage, Staged, read_stages
-from .student import student_of
+from .student import build_student
 from .teacher import Teacher, Weights
 
 logger = logging.get_logger(__name__)
@@ -120,6 +120,7 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
         labelled = read(request.data, request.split, request.streaming)
         classes = classes_of(config, objective_of(config) is objective, labelled, request.label_column)
     teacher = teacher_of(request, objective, packing, classes)
+    stock_model = teacher.model if teacher is not None and request.teacher is None else None
     if classes is not None and teacher is not None and teacher.head_is_new and not request.recipe.weights.labels:
         teacher = None  # it knows nothing of the classes, and its states are not those that tell them apart
     _refuse_what_cannot_be_learnt(objective, teacher, request, arguments, max(stage.length for stage in stages))
@@ -130,7 +131,7 @@ def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage],
     steps = _number_of_steps(rows, arguments)
     fresh = last_whole_checkpoint(directory) is None
     row_count, device = rows_a_step(arguments), arguments.device
-    model = student_of(request, objective, rows, row_count, steps, stages, fresh, classes, device)
+    model = build_student(request, objective, stock_model, rows, row_count, steps, stages, not fresh, classes, device)
     if objective is Objective.CLASSIFICATION:
         _know_the_padding([model, *([teacher.model] if teacher else [])], tokenizer)
     _choose_parameters(model, request, objective)

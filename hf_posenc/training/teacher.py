@@ -14,15 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..patches.live_models import ARCHITECTURES
-
-
-def architecture_of(model: Any) -> Any:
-    """What is known of the architecture of a model, stock or variant."""
-    for architecture in ARCHITECTURES.values():
-        if isinstance(model, architecture.family):
-            return architecture
-    raise ValueError(f"{type(model).__name__} is not a model that hf_posenc knows: it takes {sorted(ARCHITECTURES)}")
+from .fit import architecture_of
 
 
 def layers_of(model: Any) -> list[nn.Module]:

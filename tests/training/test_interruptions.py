@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from transformers import TrainingArguments
 from typer.testing import CliRunner
 
+from hf_posenc.checkpoints.manifest import verify_manifest
 from hf_posenc.cli import app
 from hf_posenc.training import saving
 from hf_posenc.training.recipe import Recipe
@@ -30,7 +31,7 @@ from tests.support import word_level_tokenizer as word_level
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 STEPS, MOST_KILLS = 6, 24
-RECIPE = Recipe(fit=0.1, handover=0.5)
+RECIPE = Recipe(fit=0.1)
 """Everything that has a state of its own."""
 
 
@@ -117,7 +118,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not(
     code, _ = started(source, out, 1 + place * (touches - 1) // MOST_KILLS)
     assert code == -signal.SIGKILL
     for checkpoint in saving.checkpoints_in(out):
-        assert saving.what_is_wrong(checkpoint) is None, "what is called a checkpoint is whole"
+        assert verify_manifest(checkpoint) is None, "what is called a checkpoint is whole"
     assert not json.loads((out / NOTE).read_text())["finished"] if (out / NOTE).is_file() else True
     run(source, out)
     assert result(out) == result(undisturbed)
@@ -169,7 +170,7 @@ def test_a_disk_that_is_full_when_the_list_is_written(
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "seal", full)
+        patch.setattr(saving, "write_manifest", full)
         with pytest.raises(OutOfSpace, match="make room"):
             run(source, out)
     assert [path.name for path in out.iterdir()] == [NOTE]

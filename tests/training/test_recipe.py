@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModel
 
 from hf_posenc.checkpoints.file_names import RECOVERY_FILE
-from hf_posenc.training.recipe import FIT_SHARE, NAIVE, RECOMMENDED, Recipe, share_to_fit
+from hf_posenc.training.recipe import FIT_SHARE, NAIVE, RECOMMENDED, share_to_fit
 from hf_posenc.training.recovering import RecoveryTrainer
 from hf_posenc.training.run import train
 from hf_posenc.training.student import some_rows
@@ -22,16 +22,6 @@ from hf_posenc.training.teacher import Teacher
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 from tests.support.training_fixtures import losses_in, request, settings
-
-
-def test_a_handover_runs_over_its_share_of_the_steps(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    recipe = Recipe(fit=0.0, handover=0.5)
-    out = train(request(stock["llama"], text, scheme="alibi", recipe=recipe), settings(tmp_path / "out"))
-    on_the_way = json.loads((out / "checkpoint-2" / "config.json").read_text())["position_scheme"]
-    assert on_the_way["handover"] == {"from": "stock", "steps": 3, "shape": "linear", "step": 2}
-    for done in ("checkpoint-4", "."):
-        scheme = json.loads((out / done / "config.json").read_text())["position_scheme"]
-        assert scheme in ("alibi", {"type": "alibi"})
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
@@ -70,25 +60,11 @@ def test_the_recommended_recipe_is_what_there_is_without_words(
         assert changed == {"bert.embeddings.token_type_embeddings.weight"}
 
 
-def test_a_handover_begins_as_the_stock_model_though_attention_is_fitted(
-    stock: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
-    """Queries and keys serve the old encoding still: fitted to the new one, they would spoil it."""
-    recipe = dataclasses.replace(RECOMMENDED, handover=0.5, fit=0.5)
-    out = train(request(stock["llama"], text, recipe=recipe), settings(tmp_path / "out"))
-    assert losses_in(out)[0] == pytest.approx(0, abs=1e-6)
-    at_once = train(request(stock["llama"], text), settings(tmp_path / "at_once"))
-    assert losses_in(at_once)[0] > 1e-3
-
-
 def test_a_stretched_table_is_trained_without_a_warm_up(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     """Its rows are others from the first step on: there is no old encoding to warm up from."""
     scheme = {"type": "learned", "max_positions": 2 * tiny.TRAINED_LENGTH, "extend": "interpolate"}
     out = train(request(stock["gpt2"], text, scheme=scheme), settings(tmp_path / "out"))
     assert json.loads((out / "config.json").read_text())["position_scheme"] == scheme
-    asked = request(stock["gpt2"], text, scheme=scheme, recipe=Recipe(handover=0.5))
-    with pytest.raises(ValueError, match="nothing to hand over"):
-        train(asked, settings(tmp_path / "over"))
 
 
 def test_states_fade_evenly_and_then_count_no_more(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
@@ -102,14 +78,6 @@ def test_states_fade_evenly_and_then_count_no_more(stock: dict[str, Path], text:
     found = [entry.get("distance", 0.0) for entry in history if "divergence" in entry]
     assert found[4:] == [0.0] * 4
     assert [value / found[0] for value in found[:4]] == pytest.approx([1, 0.75, 0.5, 0.25], rel=0.1)
-
-
-def test_a_handover_that_the_scheme_names_is_kept(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    scheme = {"type": "alibi", "handover": {"from": "stock", "steps": 4}}
-    out = train(request(stock["gpt2"], text, scheme=scheme), settings(tmp_path / "out"))
-    on_the_way = json.loads((out / "checkpoint-2" / "config.json").read_text())["position_scheme"]
-    assert on_the_way["handover"]["step"] == 2
-    assert json.loads((out / "config.json").read_text())["position_scheme"] == {"type": "alibi"}
 
 
 def test_stages_change_the_length_on_the_way(

@@ -61,7 +61,7 @@ def test_the_command_line(stock: dict[str, Path], text: Path, tmp_path: Path) ->
     for wrong, told in (
         (["train", "--model", "m"], "--data is missing"),
         ([*line, "--restart", "--train", "some"], "one of all, positions, lora"),
-        ([*line, "--restart", "--handover-share", "7"], "from 0 to 1"),
+        ([*line, "--restart", "--fit-share", "7"], "from 0 to 1"),
         ([*line, "--restart", "--state-weight", "-1"], "the weight of states"),
         ([*line, "--restart", "--max-step", "1"], "Did you mean --max-steps?"),
         ([*line, "--restart", "--report-to", "clearml"], "pip install clearml"),

@@ -59,12 +59,11 @@ def losses(out: Path, part: str = "loss") -> list[float]:
     return [entry[part] for entry in history if "loss" in entry]
 
 
-def handing_over(source: Path) -> dict[str, object]:
-    """Schemes with parameters of all layers and of each, while one encoding gives way to the other."""
+def two_schemes(source: Path) -> dict[str, object]:
+    """Schemes with parameters shared by all layers and per layer."""
     wanted = {"model": source / "gpt2", "data": source / "text.txt"}
     return wanted | {
         "scheme": '["t5", {"type": "deberta", "max_distance": 8}]',
-        "handover-share": 0.5,
         "fit-share": 0.05,
     }
 
@@ -77,7 +76,7 @@ def padded(source: Path) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def one(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("one") / "out"
-    run(source, out, "one", handing_over(source))
+    run(source, out, "one", two_schemes(source))
     return out
 
 
@@ -86,10 +85,9 @@ def test_two_processes_do_what_one_does(kind: str, source: Path, one: Path, tmp_
     """Sums over processes are taken in another order, and Adam's first steps have the size of the rate whatever the
     gradient: equal to some float32 rounding, not to the bit."""
     out = tmp_path / "out"
-    run(source, out, kind, handing_over(source))
+    run(source, out, kind, two_schemes(source))
     for part in ("loss", "divergence", "distance"):
         torch.testing.assert_close(losses(out, part), losses(one, part), rtol=1e-4, atol=2e-6, msg=part)
-    assert losses(one)[0] < losses(one)[2], "the handover runs"
     found, expected = load_file(out / "model.safetensors"), load_file(one / "model.safetensors")
     assert set(found) == set(expected)
     torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
@@ -99,7 +97,7 @@ def test_two_processes_do_what_one_does(kind: str, source: Path, one: Path, tmp_
         shutil.rmtree(out / "checkpoint-4")
         note = json.loads((out / NOTE).read_text())
         (out / NOTE).write_text(json.dumps({**note, "finished": False}))
-        run(source, out, kind, handing_over(source))
+        run(source, out, kind, two_schemes(source))
         again = load_file(out / "model.safetensors")
         assert all(torch.equal(again[name], found[name]) for name in found), "gone on with from step 2, to the bit"
 

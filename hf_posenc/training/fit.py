@@ -1,0 +1,321 @@
+"""Warm start: fit a variant to the attention of the stock model that it replaces, before any training.
+
+The stock model runs on some text, and the hidden states that enter each attention layer are split into content and
+position: a rotation acts after the projections, so the states are content already; a position table shows up as what
+the states at one position have in common, so that mean is removed. Given the content alone, the variant's position
+parameters are fitted layer by layer, so that its attention weights come as close as possible to the stock ones.
+
+Shape legend: B batch, N tokens, E hidden size, H heads, G key heads, D head size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from ..attention.function import PosEncAttention, apply_rotation, schemes_at, score_terms
+from ..attention.materialize import materialize
+from ..errors import PosEncError
+from ..patches import ARCHITECTURES, Architecture, retrofit
+from ..patches.variants import PosEncBaseModel
+from ..schemes.base import STOCK_ROTATION
+from ..schemes.inputs import Content, Positions
+from .parameters import is_of_scheme
+
+PROJECTION_LEARNING_RATE, REFERENCE_WIDTH = 5e-3, 64
+"""Projections up to this width use this rate; for wider models it falls with the square root of the width."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FitResult:
+    """How far a variant's attention weights are from the stock ones: KL divergence in nats per query.
+
+    Attributes:
+        before: Divergence before fitting.
+        after: Divergence after fitting.
+    """
+
+    before: float
+    after: float
+
+
+def fit(
+    stock_model: PreTrainedModel,
+    variant: PreTrainedModel,
+    input_ids: torch.Tensor,
+    *,
+    projections: bool = False,
+    steps: int = 100,
+    rows: int = 2,
+    learning_rate: float = 0.05,
+    projection_learning_rate: float | None = None,
+    progress: bool = False,
+) -> FitResult:
+    """Fit the position parameters of a variant to the attention weights of its stock model.
+
+    All layers are fitted at once, each on its own. The stock model is left untouched, and so is the variant if
+    fitting would make it worse.
+
+    Args:
+        stock_model: The model that the variant was made from.
+        variant: The model with the new position scheme; fitted in place.
+        input_ids: Text to fit on, token ids of shape (batch, length).
+        projections: Also fit the query and key projections. Schemes without parameters need this.
+        steps: Optimizer steps. With 0 the divergence is only measured.
+        rows: Rows of `input_ids` per step.
+        learning_rate: Learning rate of the scheme's parameters.
+        projection_learning_rate: Learning rate of the projections; chosen by the model's width if None.
+        progress: Show a progress bar.
+
+    Returns:
+        The divergence between the two models' attention weights before and after.
+
+    Raises:
+        PosEncError: If the models do not belong together or `input_ids` cannot be used.
+
+    Example:
+        >>> variant = AutoModelForCausalLM.from_pretrained(name, position_scheme="t5")
+        >>> hf_posenc.fit(stock_model, variant, input_ids, projections=True)
+    """
+    _check_inputs(input_ids, rows, steps)
+    was_training = variant.training
+    variant.eval()
+    results = []
+    try:
+        for stock_base, base in paired_bases(stock_model, variant):
+            divergence = _AttentionDivergence(stock_base, base, input_ids, rows)
+            before = divergence.measure()
+            rate = projection_learning_rate
+            if rate is None:
+                rate = PROJECTION_LEARNING_RATE * min(1.0, math.sqrt(REFERENCE_WIDTH / base.config.hidden_size))
+            groups = _parameter_groups(base, projections, learning_rate, rate)
+            if groups and steps:
+                _minimize(divergence, groups, steps, progress)
+            results.append(FitResult(before, divergence.measure()))
+    finally:
+        variant.train(was_training)
+    means = (sum(values) / len(results) for values in zip(*map(dataclasses.astuple, results), strict=True))
+    return FitResult(*means)
+
+
+@torch.no_grad()
+def absorb_table_mean(stock_model: PreTrainedModel, variant: PreTrainedModel, length: int) -> None:
+    """Keep what a dropped position table added at every position alike, by adding it to another embedding.
+
+    Only architectures with a suitable embedding do this: BERT's token types. For others the mean is lost.
+
+    Args:
+        stock_model: The model that still has its position table.
+        variant: The model made from it; changed in place.
+        length: How many rows of the table to average: the number of positions that training uses.
+    """
+    for stock_base, base in paired_bases(stock_model, variant):
+        architecture = base.architecture
+        if architecture.constant is not None and _drops_table(base):
+            (embedding,) = base.get_submodule(architecture.constant).parameters()
+            (table,) = stock_base.get_submodule(architecture.table).parameters()
+            embedding.add_(table[:length].mean(0).to(embedding))
+
+
+def architecture_of(model: nn.Module) -> Architecture:
+    """The architecture record of a model, stock or variant.
+
+    Raises:
+        PosEncError: If the architecture is not supported.
+    """
+    for architecture in ARCHITECTURES.values():
+        if isinstance(model, architecture.family):
+            return architecture
+    raise PosEncError(f"{type(model).__name__} is not supported; expected a model of {sorted(ARCHITECTURES)}")
+
+
+def paired_bases(stock_model: PreTrainedModel, variant: PreTrainedModel) -> list[tuple[nn.Module, Any]]:
+    """The base models of both, side by side."""
+    stock_bases = _bases(stock_model, architecture_of(stock_model).base)
+    bases = _bases(variant, PosEncBaseModel)
+    if not bases:
+        raise PosEncError(
+            f"{type(variant).__name__} has no position scheme to fit: load it with from_pretrained(..., "
+            "position_scheme=...) or change it with hf_posenc.retrofit"
+        )
+    if len(stock_bases) != len(bases) or any(
+        getattr(old.config, name) != getattr(new.config, name)
+        for old, new in zip(stock_bases, bases, strict=False)
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    ):
+        raise PosEncError(
+            f"{type(stock_model).__name__} and {type(variant).__name__} have different sizes: pass the stock model "
+            "that the variant was made from"
+        )
+    return list(zip(stock_bases, bases, strict=True))
+
+
+def _bases(model: nn.Module, kind: type) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
+def _drops_table(base: Any) -> bool:
+    return base.architecture.table is not None and not any(s.uses_stock_table() for s in base.position_scheme)
+
+
+def _check_inputs(input_ids: Any, rows: int, steps: int) -> None:
+    if not isinstance(input_ids, torch.Tensor):
+        raise PosEncError(f"input_ids must be a tensor of token ids, got {type(input_ids).__name__}")
+    if input_ids.dtype not in (torch.long, torch.int) or input_ids.ndim != 2 or not input_ids.numel():
+        raise PosEncError(
+            f"input_ids must be integers of shape (batch, length), got {input_ids.dtype} of shape "
+            f"{tuple(input_ids.shape)}"
+        )
+    if rows < 1 or steps < 0:
+        raise PosEncError(f"steps must be at least 0 and rows at least 1, got steps={steps} and rows={rows}")
+
+
+def _parameter_groups(
+    base: Any, projections: bool, learning_rate: float, projection_rate: float
+) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = [{"params": [], "lr": learning_rate}, {"params": [], "lr": projection_rate}]
+    groups[0]["params"] = [parameter for name, parameter in base.named_parameters() if is_of_scheme(name)]
+    if projections:
+        # The other projections get no gradient, so the optimizer leaves them alone.
+        groups[1]["params"] = [
+            parameter
+            for _, attention in base.architecture.attentions(base)
+            for name, parameter in attention.named_parameters()
+            if not is_of_scheme(name)
+        ]
+    return [group for group in groups if group["params"]]
+
+
+def _minimize(divergence: _AttentionDivergence, groups: list[dict[str, Any]], steps: int, progress: bool) -> None:
+    """Adam with a cosine schedule; everything is put back if that made the divergence worse."""
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    required_grad = [parameter.requires_grad for parameter in parameters]
+    initial = [parameter.detach().clone() for parameter in parameters]
+    divergence_before = divergence.measure()
+    with torch.enable_grad():
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        optimizer = torch.optim.Adam(groups)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for step in tqdm(range(steps), desc="Fitting attention", unit="step", disable=not progress):
+            loss = divergence(step)
+            if not loss.requires_grad:  # the scheme has no parameters
+                break
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+    is_worse = not divergence.measure() <= divergence_before  # NaN counts as worse
+    with torch.no_grad():
+        for parameter, value, requires_grad in zip(parameters, initial, required_grad, strict=True):
+            if is_worse:
+                parameter.copy_(value)
+            parameter.requires_grad_(requires_grad)
+            parameter.grad = None
+
+
+class _AttentionDivergence:
+    """KL divergence from the stock attention weights to the variant's, on a few rows of text at a time."""
+
+    def __init__(self, stock_base: nn.Module, base: Any, input_ids: torch.Tensor, rows: int) -> None:
+        self.drops_table = _drops_table(base)
+        if self.drops_table and min(rows, len(input_ids)) < 2:
+            raise PosEncError(
+                "The effect of a position table is estimated from what several rows have in common: fit on at least 2 "
+                f"rows per step; got {len(input_ids)} rows, {rows} per step"
+            )
+        self.base = base
+        self.stock_base = _reference_copy(stock_base, base)
+        self.batches = input_ids[: len(input_ids) // rows * rows or len(input_ids)].split(rows)  # drops a short rest
+
+    def __call__(self, step: int) -> torch.Tensor:
+        """The mean over layers, heads and queries."""
+        input_ids = self.batches[step % len(self.batches)].to(self.base.device)
+        with torch.no_grad():
+            stock_positions = self.stock_base.prepare_inputs({"input_ids": input_ids}).positions
+            with _attention_inputs(self.stock_base) as inputs:
+                self.stock_base(input_ids)
+        positions = self.base.prepare_inputs({"input_ids": input_ids}).positions
+        total = torch.zeros((), device=input_ids.device)
+        attentions = zip(_attentions(self.stock_base), _attentions(self.base), inputs, strict=True)
+        for stock_attention, attention, states_BNE in attentions:
+            with torch.no_grad():
+                target = _attention_log_weights(stock_attention, states_BNE, stock_positions)
+            log_weights = _attention_log_weights(attention, self._content(states_BNE), positions)
+            divergence = nn.functional.kl_div(log_weights, target, reduction="none", log_target=True)
+            total = total + divergence.sum(-1).mean()
+        return total / len(inputs)
+
+    def measure(self) -> float:
+        with torch.no_grad():
+            return self(0).item()
+
+    def _content(self, states_BNE: torch.Tensor) -> torch.Tensor:
+        """The states without what those at the same position have in common, if a table put it there."""
+        if not self.drops_table:
+            return states_BNE
+        return states_BNE - (states_BNE.mean(0, keepdim=True) - states_BNE.mean((0, 1), keepdim=True))
+
+
+def _reference_copy(stock_base: Any, base: Any) -> Any:
+    """A frozen copy that exposes its attention as variants do: its own encoding as a scheme is exactly the same."""
+    reference = copy.deepcopy(stock_base).to(device=base.device, dtype=base.dtype).eval().requires_grad_(False)
+    if isinstance(reference, PosEncBaseModel):
+        return reference
+    return retrofit(reference, "rope" if base.architecture.rotary is not None else "learned")
+
+
+def _attentions(base: Any) -> list[Any]:
+    return [attention for _, attention in base.architecture.attentions(base)]
+
+
+@contextlib.contextmanager
+def _attention_inputs(base: Any) -> Iterator[list[torch.Tensor]]:
+    """A list that the next forward fills with the hidden states that enter each attention."""
+    inputs: list[torch.Tensor] = []
+
+    def record(module: nn.Module, args: Any, kwargs: Any) -> None:
+        inputs.append(args[0] if args else kwargs["hidden_states"])
+
+    hooks = [attention.register_forward_pre_hook(record, with_kwargs=True) for attention in _attentions(base)]
+    try:
+        yield inputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _attention_log_weights(attention: PosEncAttention, states_BNE: torch.Tensor, positions: Positions) -> torch.Tensor:
+    """The logarithm of the attention weights, (B, H, N, N), for given hidden states instead of the layer's own."""
+    head_size = positions.schemes[0].shape.head_size
+    query_BHND, key_BGND = (
+        projected.unflatten(-1, (-1, head_size)).transpose(1, 2) for projected in attention.projected(states_BNE)
+    )
+    length = states_BNE.shape[1]
+    visible = torch.ones(length, length, dtype=torch.bool, device=states_BNE.device)
+    visible = visible.tril() if positions.causal else visible
+    rotations = [*schemes_at("rotate", attention, positions), *schemes_at(STOCK_ROTATION, attention, positions)]
+    rotated_query_BHND = apply_rotation(query_BHND, rotations, False)
+    content = Content(
+        query_BHND,
+        rotated_query_BHND,
+        apply_rotation(key_BGND, rotations, True),
+        head_size**-0.5,
+        lambda: visible[None, None],
+        lambda states: attention.project_rows(states, query_BHND),
+    )
+    for scheme, _, layer_params in schemes_at("content_scale", attention, positions):
+        rotated_query_BHND = rotated_query_BHND * scheme("content_scale", layer_params)[:, None, None]
+    logits = rotated_query_BHND.matmul(content.key_BHKD.transpose(-1, -2)) * content.scaling
+    for term in score_terms(schemes_at("score", attention, positions), content):
+        logits = logits + materialize(term, positions, content)
+    return logits.masked_fill(~visible, torch.finfo(logits.dtype).min).log_softmax(-1)
