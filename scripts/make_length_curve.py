@@ -1,9 +1,9 @@
-"""Draw the README's figure, and write the numbers that choosing.md quotes (`make figures`; a minute).
+"""Draw the README's figure and write the numbers that choosing.md quotes (`make figures`; about a minute).
 
-A small GPT-2 with learned positions is trained from scratch; copies of it are changed to other schemes and brought
-back by the recommended recipe, but for fitting: the model as it was for a teacher, and a faster rate for what is new.
-None of them sees more than 64 tokens at a time. Then all read text that none of them has seen, in longer and longer
-windows.
+Train a small GPT-2 with learned positions from scratch, convert copies of it to other schemes, and fine-tune them with
+the recommended recipe without its warm start: distillation from the original, and a higher learning rate for the
+scheme's parameters. No model sees more than 64 tokens at a time in training. Then evaluate all on held-out text in
+longer and longer windows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SCHEMES: dict[str, Any] = {
 DRAWN = ("alibi", "t5", "rope")
 
 
-def converted(stock: Any, scheme: Any, text: torch.Tensor) -> Any:
-    """A copy under another scheme, after a third of the steps that the stock model had."""
+def convert_and_train(stock: Any, scheme: Any, text: torch.Tensor) -> Any:
+    """Convert a copy to another scheme and train it for a third of the steps of the original."""
     torch.manual_seed(1)
     model, teacher, weights = copy.deepcopy(stock), Teacher(copy.deepcopy(stock)), Weights()
     hf_posenc.retrofit(model, scheme).train()
@@ -47,7 +47,7 @@ def converted(stock: Any, scheme: Any, text: torch.Tensor) -> Any:
     rates = [group["lr"] for group in groups]
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=RECOVERY_STEPS)
     for step in range(RECOVERY_STEPS):
-        inputs = {"input_ids": batch(text, ROWS)}
+        inputs = {"input_ids": sample_batch(text, ROWS)}
         lesson = teacher.look_at(inputs)
         with recorded(list(model.transformer.h)) as states:
             logits = model(**inputs).logits
@@ -58,26 +58,27 @@ def converted(stock: Any, scheme: Any, text: torch.Tensor) -> Any:
     return model.eval()
 
 
-def batch(text: torch.Tensor, rows: int) -> torch.Tensor:
+def sample_batch(text: torch.Tensor, rows: int) -> torch.Tensor:
     starts = torch.randint(len(text) - LENGTH, (rows,))
     return torch.stack([text[start : start + LENGTH] for start in starts.tolist()])
 
 
-def drawn(found: Any) -> Any:
-    """One line a model, named at its end; the stock model's ends in a cross."""
+def draw(results: Any) -> Any:
+    """Draw one labeled line per model; a cross marks where the stock model ends."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
-    for number, (name, colour) in enumerate(zip((STOCK, *DRAWN), COLORS, strict=False)):
-        known = [(one.length, one.perplexity.value) for one in found.perplexity if one.model == name and one.perplexity]
-        axes.plot(*zip(*known, strict=True), color=colour, marker="o^sD"[number], zorder=3 if name == STOCK else 2)
+    for number, (name, color) in enumerate(zip((STOCK, *DRAWN), COLORS, strict=False)):
+        rows = [row for row in results.perplexity if row.model == name and row.perplexity]
+        points = [(row.length, row.perplexity.value) for row in rows]
+        axes.plot(*zip(*points, strict=True), color=color, marker="o^sD"[number], zorder=3 if name == STOCK else 2)
         if name == STOCK:
-            axes.plot(*known[-1], "x", color=colour, markersize=15, markeredgewidth=3)
-            place = {"xytext": (-8, -30), "ha": "right"}
+            axes.plot(*points[-1], "x", color=color, markersize=15, markeredgewidth=3)
+            offset = {"xytext": (-8, -30), "ha": "right"}
         else:
-            place = {"xytext": (8, 0), "va": "center"}
+            offset = {"xytext": (8, 0), "va": "center"}
         label = "GPT-2 as it was:\nends with its table" if name == STOCK else name
-        axes.annotate(label, known[-1], textcoords="offset points", color=colour, weight="bold", **place)
-    lengths = sorted({one.length for one in found.perplexity})
+        axes.annotate(label, points[-1], textcoords="offset points", color=color, weight="bold", **offset)
+    lengths = sorted({row.length for row in results.perplexity})
     axes.set(xscale="log", xlabel="tokens read", ylabel="perplexity", ylim=(20, 30))
     axes.set_xticks(lengths, [f"{length} ({length / LENGTH:g}x)" for length in lengths])
     axes.minorticks_off()
@@ -94,13 +95,13 @@ def main() -> None:
     cut = int(len(text) * (1 - HELD_OUT))
     stock, _ = train(None, text[:cut], STEPS)
     models = {STOCK: stock}
-    models |= {name: converted(stock, scheme, text[:cut]) for name, scheme in SCHEMES.items()}
+    models |= {name: convert_and_train(stock, scheme, text[:cut]) for name, scheme in SCHEMES.items()}
     models["alibi, no training"] = hf_posenc.retrofit(copy.deepcopy(stock), "alibi")
     lengths = ["0.5x", "1x", "2x", "4x", "8x"]
-    found = hf_posenc.evaluate(models, text[cut:], lengths=lengths, task="causal-lm", progress=False)
-    print(found)
-    save_small(drawn(found), FIGURES / "length-curve.png")
-    (FIGURES / "length-curve.txt").write_text(f"{found}\n", encoding="utf-8")
+    results = hf_posenc.evaluate(models, text[cut:], lengths=lengths, task="causal-lm", progress=False)
+    print(results)
+    save_small(draw(results), FIGURES / "length-curve.png")
+    (FIGURES / "length-curve.txt").write_text(f"{results}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small language models for the figures: trained in seconds, on text that every Python brings along."""
+"""Small language models for the figures: trained in seconds, on text that ships with Python."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-WORDS, WIDTH, LENGTH, ROWS, RATE = 1024, 64, 64, 32, 3e-3
+VOCABULARY, WIDTH, LENGTH, ROWS, RATE = 1024, 64, 64, 32, 3e-3
 
 
 def read_text() -> tuple[torch.Tensor, list[str]]:
-    """Python's own help topics as ids of their most frequent words; 0 is any other word."""
+    """Tokenize Python's help topics by word; all but the most frequent words have id 0."""
     text = " ".join(topics[name] for name in sorted(topics))
-    found = re.findall(r"\w+|[^\w\s]", text)
-    words = ["?", *(word for word, _ in Counter(found).most_common(WORDS - 1))]
-    number = {word: place for place, word in enumerate(words)}
-    return torch.tensor([number.get(word, 0) for word in found]), words
+    tokens = re.findall(r"\w+|[^\w\s]", text)
+    words = ["?", *(word for word, _ in Counter(tokens).most_common(VOCABULARY - 1))]
+    ids = {word: index for index, word in enumerate(words)}
+    return torch.tensor([ids.get(word, 0) for word in tokens]), words
 
 
 def train(scheme: Any, text: torch.Tensor, steps: int, seed: int = 0) -> tuple[Any, float]:
-    """A GPT-2 of two layers under a scheme, trained from scratch; and its loss at the end."""
+    """Train a two-layer GPT-2 with a scheme from scratch; return it with its final loss."""
     torch.manual_seed(seed)
     config = GPT2Config(
-        vocab_size=WORDS,
+        vocab_size=VOCABULARY,
         n_embd=WIDTH,
         n_layer=2,
         n_head=4,
