@@ -1,4 +1,4 @@
-"""The code blocks of a document, each of one kind. A block of no kind is an error: it would be run by nobody."""
+"""Parse the fenced code blocks of a page. A block of unknown kind is an error, since no test would run it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 import shlex
 
 FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-COMMANDS = ("hf-posenc", "accelerate", "lm_eval", "pip", "make")
+PROGRAMS = ("hf-posenc", "accelerate", "lm_eval", "pip", "make")
 
 
 class Kind(enum.Enum):
-    PYTHON = "python: run with the page's other blocks, in their order, as the cells of a notebook"
-    PRINTED = "no language, right behind python: what that prints, to the letter"
-    COMMANDS = f"no language, every line begins with one of {', '.join(COMMANDS)}: run line by line"
-    FILE = "yaml, with the file's name as a comment in its first line: written beside the page"
+    PYTHON = "python: run in order with the other Python blocks of the page, like the cells of a notebook"
+    OUTPUT = "no language, directly after a Python block: exactly what that block prints"
+    COMMANDS = f"no language or bash, every line starts with one of {', '.join(PROGRAMS)}: run line by line"
+    FILE = "yaml, with the file name as a comment in the first line: written to the current directory"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,36 +25,37 @@ class Block:
     line: int
 
 
-def blocks_of(page: str) -> list[Block]:
-    """All fenced blocks of a page, in their order."""
-    found: list[Block] = []
+def parse_blocks(page: str) -> list[Block]:
+    """Return all fenced blocks of a page in order."""
+    blocks: list[Block] = []
     end = 0
     for match in FENCED.finditer(page):
         line = page.count("\n", 0, match.start()) + 1
-        follows = bool(found) and found[-1].kind is Kind.PYTHON and not page[end : match.start()].strip()
-        kind = _kind(match[1].strip(), match[2], follows)
+        after_python = bool(blocks) and blocks[-1].kind is Kind.PYTHON and not page[end : match.start()].strip()
+        kind = _kind(match[1].strip(), match[2], after_python)
         if kind is None:
             kinds = "\n".join(f"- {kind.value}" for kind in Kind)
-            raise ValueError(f"the block in line {line} is of no kind that is tested; there are:\n{kinds}")
-        found.append(Block(kind, match[2], line))
+            raise ValueError(f"the block at line {line} is of unknown kind; expected one of\n{kinds}")
+        blocks.append(Block(kind, match[2], line))
         end = match.end()
-    if page.count("\n```") + page.startswith("```") != 2 * len(found):
-        raise ValueError("a block is not closed, or begins in the middle of a line")
-    return found
+    if page.count("\n```") + page.startswith("```") != 2 * len(blocks):
+        raise ValueError("a block is not closed or does not start at the beginning of a line")
+    return blocks
 
 
-def _kind(language: str, text: str, follows_python: bool) -> Kind | None:
+def _kind(language: str, text: str, after_python: bool) -> Kind | None:
     if language == "python":
         return Kind.PYTHON
     if language == "yaml" and re.match(r"# [\w.-]+\.ya?ml\n", text):
         return Kind.FILE
-    if language:
+    if language not in ("", "bash", "text"):
         return None
-    if all(line.split(maxsplit=1)[0] in COMMANDS for line in text.splitlines() if line.strip()):
+    commands = [line.split(maxsplit=1)[0] for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if language != "text" and commands and all(program in PROGRAMS for program in commands):
         return Kind.COMMANDS
-    return Kind.PRINTED if follows_python else None
+    return Kind.OUTPUT if after_python and language != "bash" else None
 
 
-def lines_of(block: Block) -> list[list[str]]:
-    """The commands of a block, as a shell would take them apart; what stands behind a # is left out."""
+def parse_commands(block: Block) -> list[list[str]]:
+    """Split the commands of a block as a shell would, without comments."""
     return [words for line in block.text.splitlines() if (words := shlex.split(line, comments=True))]
