@@ -1,1 +1,1 @@
-"""Benchmarks: ratios measured in one run, interleaved. Never tests: timings are noisy."""
+"""Benchmarks of speed and memory. Timings are noisy, so results are ratios measured in interleaved rounds."""

@@ -1,6 +1,6 @@
-"""Measure the engine: `python -m benchmarks` (`make bench`), or with `--quick` (`make bench-quick`) in three minutes.
+"""Measure speed and memory: `python -m benchmarks` (`make bench`), or a sample of it with `--quick`.
 
-Prints tables of ratios and writes JSON; the whole run also writes benchmarks/RESULTS.md.
+Prints tables of ratios and writes them as JSON. A complete run also writes benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -18,195 +18,193 @@ import torch
 from transformers.utils import logging
 
 from . import attention, decoding, import_time, memory, models, report
-from .measure import Measured, Run, interleaved
+from .measure import Measurement, Run, time_interleaved
 
 HERE = Path(__file__).parent
-BY_DISTANCE = ["alibi", "t5", "kerple", "sandwich"]
-BY_CONTENT = ["tupe", "transformer_xl", "shaw (keys)", "shaw", "deberta"]
-EAGER = ["alibi, eager"]
-ATTENTION: dict[str, tuple[list[str], dict[str, object]]] = {
-    "causal, no gradient": (
-        [*BY_DISTANCE, *EAGER],
+RESULTS, QUICK_RESULTS, PAGE = HERE / "results.json", HERE / "quick.json", HERE / "RESULTS.md"
+DISTANCE_SCHEMES = ["alibi", "t5", "kerple", "sandwich"]
+CONTENT_SCHEMES = ["tupe", "transformer_xl", "shaw (keys)", "shaw", "deberta"]
+ATTENTION: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "causal, forward": (
+        [*DISTANCE_SCHEMES, "alibi, eager"],
         {"causal": True, "batch": 1, "padded": False, "grad": False},
     ),
-    "causal, left-padded batch of 4": (BY_DISTANCE, {"causal": True, "batch": 4, "padded": True, "grad": False}),
-    "causal, forward and backward": (
-        ["alibi", "t5", *EAGER],
+    "causal, left-padded batch of 4": (DISTANCE_SCHEMES, {"causal": True, "batch": 4, "padded": True, "grad": False}),
+    "causal, training step": (
+        ["alibi", "t5", "alibi, eager"],
         {"causal": True, "batch": 1, "padded": False, "grad": True},
     ),
-    "both ways, no gradient": (
-        [*BY_CONTENT, "deberta, eager"],
+    "bidirectional, forward": (
+        [*CONTENT_SCHEMES, "deberta, eager"],
         {"causal": False, "batch": 1, "padded": False, "grad": False},
     ),
-    "both ways, no gradient, batch of 4": (
-        BY_CONTENT,
+    "bidirectional, forward, batch of 4": (
+        CONTENT_SCHEMES,
         {"causal": False, "batch": 4, "padded": False, "grad": False},
     ),
-    "both ways, forward and backward": (
-        BY_CONTENT,
+    "bidirectional, training step": (
+        CONTENT_SCHEMES,
         {"causal": False, "batch": 1, "padded": False, "grad": True},
     ),
 }
 ROUNDS = {512: 9, 1024: 7, 2048: 5, 4096: 3}
-GREATEST = 4096
+MAX_LENGTH = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One table of the results, to be measured when it is its turn."""
+    """The measurements of one group, setting and length."""
 
     group: str
     setting: str
     length: int
-    measure: Callable[[], list[Measured]]
+    measure: Callable[[], list[Measurement]]
 
-    def is_in(self, results: list[Measured]) -> bool:
-        own = (self.group, self.setting, self.length)
-        return any((found.group, found.setting, found.length) == own for found in results)
-
-
-def interleaved_job(group: str, setting: str, length: int, runs: Callable[[], dict[str, Run]], rounds: int) -> Job:
-    return Job(group, setting, length, lambda: interleaved(group, setting, length, runs(), rounds))
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.group, self.setting, self.length
 
 
-def attention_alone(lengths: list[int], settings: list[str]) -> Iterator[Job]:
+def timing_job(group: str, setting: str, length: int, runs: Callable[[], dict[str, Run]], rounds: int) -> Job:
+    return Job(group, setting, length, lambda: time_interleaved(group, setting, length, runs(), rounds))
+
+
+def attention_jobs(lengths: list[int], settings: list[str]) -> Iterator[Job]:
     for setting in settings:
         for length in lengths:
-            yield Job("attention", setting, length, functools.partial(_attention, setting, length))
+            yield Job("attention", setting, length, functools.partial(_time_attention, setting, length))
 
 
-def _attention(setting: str, length: int) -> list[Measured]:
-    names, how = ATTENTION[setting]
-    own = [name for name in names if length < GREATEST or not name.endswith("eager")]
-    with torch.set_grad_enabled(bool(how["grad"])):
-        runs = attention.runs(own, length, **how)  # type: ignore[arg-type]
-        return interleaved("attention", setting, length, runs, ROUNDS[length])
+def _time_attention(setting: str, length: int) -> list[Measurement]:
+    names, options = ATTENTION[setting]
+    names = [name for name in names if length < MAX_LENGTH or not name.endswith("eager")]
+    with torch.set_grad_enabled(options["grad"]):
+        runs = attention.runs(names, length, **options)
+        return time_interleaved("attention", setting, length, runs, ROUNDS[length])
 
 
-def whole_models(
+def model_jobs(
     group: str,
-    builders: dict[str, Callable[[int], models.Model]],
+    builders: dict[str, models.Builder],
     lengths: list[int],
     train: bool = False,
     batch: int = 1,
-    square_below: int = GREATEST,
+    quadratic_below: int = MAX_LENGTH,
 ) -> Iterator[Job]:
     setting = ("training step" if train else "forward") + (f", batch of {batch}" if batch > 1 else "")
     for length in lengths:
-        own = _fitting(builders, length, square_below)
-        runs = functools.partial(_model_runs, own, length, train, batch)
-        yield interleaved_job(group, setting, length, runs, 5 if length <= 1024 and not train else 3)
+        measured = _without_quadratic(builders, length, quadratic_below)
+        runs = functools.partial(_model_runs, measured, length, train, batch)
+        yield timing_job(group, setting, length, runs, 5 if length <= 1024 and not train else 3)
 
 
-def _model_runs(
-    builders: dict[str, Callable[[int], models.Model]], length: int, train: bool, batch: int
-) -> dict[str, Run]:
+def _model_runs(builders: dict[str, models.Builder], length: int, train: bool, batch: int) -> dict[str, Run]:
     ids = torch.randint(3, models.VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(0))
-    make = models.training_step if train else models.forward
+    make_run = models.training_step if train else models.forward
     runs: dict[str, Run] = {}
     for name, build in builders.items():
         torch.manual_seed(0)
-        runs[name] = make(build(length), ids)
+        runs[name] = make_run(build(length), ids)
     return runs
 
 
-def decoded(new_tokens: int, rounds: int) -> Iterator[Job]:
+def _without_quadratic(builders: dict[str, models.Builder], length: int, limit: int) -> dict[str, models.Builder]:
+    """From `limit` on, leave out the models that materialize all attention weights."""
+    quadratic = [name for name in builders if any(word in name for word in models.QUADRATIC)]
+    return {name: build for name, build in builders.items() if length < limit or name not in quadratic}
+
+
+def generation_jobs(new_tokens: int, rounds: int) -> Iterator[Job]:
     for family in decoding.FAMILIES:
-        runs = functools.partial(decoding.runs, family, new_tokens)
-        yield interleaved_job("decoding", family, new_tokens, runs, rounds)
+        runs = functools.partial(decoding.generation_runs, family, new_tokens)
+        yield timing_job("decoding", family, new_tokens, runs, rounds)
 
 
-def decoded_behind(lengths: list[int]) -> Iterator[Job]:
-    for group, builders in (("GPT-2", models.DECODERS), ("LLaMA", models.LLAMAS)):
+def cached_decoding_jobs(lengths: list[int]) -> Iterator[Job]:
+    for family, builders in (("GPT-2", models.DECODERS), ("LLaMA", models.LLAMAS)):
         cached = {name: build for name, build in builders.items() if "x-transformers" not in name}
         for length in lengths:
-            own = _fitting(cached, length, GREATEST)
-            runs = functools.partial(decoding.runs_behind, own, length, 32)
-            yield interleaved_job("decoding behind n tokens", f"{group}, 32 new tokens", length, runs, 5)
+            measured = _without_quadratic(cached, length, MAX_LENGTH)
+            runs = functools.partial(decoding.cached_runs, measured, length, 32)
+            yield timing_job("decoding with n cached tokens", f"{family}, 32 new tokens", length, runs, 5)
 
 
-def _fitting(builders: dict[str, models.Builder], length: int, square_below: int) -> dict[str, models.Builder]:
-    """Without those that write out all weights, from a length on."""
-    fits = [name for name in builders if length < square_below or not any(word in name for word in models.QUADRATIC)]
-    return {name: builders[name] for name in fits}
-
-
-def memories() -> Iterator[Job]:
+def memory_jobs() -> Iterator[Job]:
     for length in (512, 1024, 2048, 4096, 8192):
-        yield Job("memory", memory.ALONE, length, functools.partial(memory.attention_alone, length, BY_DISTANCE))
+        measure = functools.partial(memory.attention_only, length, DISTANCE_SCHEMES)
+        yield Job("memory", memory.ATTENTION_SETTING, length, measure)
     for grad in (False, True):
         yield Job("memory", memory.layer_setting(grad), 1024, functools.partial(memory.one_layer, 1024, grad))
     groups = {"ENCODERS": models.ENCODERS, "DECODERS": models.DECODERS, "LLAMAS": models.LLAMAS}
     for group, builders in groups.items():
         for length in (512, 1024, 2048, 4096):
-            names = list(_fitting(builders, length, GREATEST))
-            measure = functools.partial(memory.whole_models, group, names, length)
-            yield Job("memory", memory.whole_setting(group), length, measure)
+            names = list(_without_quadratic(builders, length, MAX_LENGTH))
+            measure = functools.partial(memory.models, group, names, length)
+            yield Job("memory", memory.model_setting(group), length, measure)
     for length in (4096, 8192, 16384):
-        yield Job("memory", memory.TINY, length, functools.partial(memory.long_input, length, ["alibi", "t5"]))
+        measure = functools.partial(memory.long_input, length, ["alibi", "t5"])
+        yield Job("memory", memory.LONG_INPUT_SETTING, length, measure)
 
 
-def everything() -> Iterator[Job]:
-    yield Job("import", "fresh process", 0, lambda: [import_time.measured()])
-    yield from attention_alone([512, 1024, 2048, 4096], list(ATTENTION))
-    yield from whole_models("encoders", models.ENCODERS, [512, 1024, 2048, 4096], square_below=2048)
-    yield from whole_models("encoders", models.ENCODERS, [512], batch=4)
-    yield from whole_models("encoders", models.ENCODERS, [512, 1024, 2048, 4096], train=True, square_below=2048)
-    yield from whole_models("decoders", models.DECODERS, [512, 1024, 2048, 4096])
-    yield from whole_models("decoders", models.DECODERS, [512, 1024, 2048, 4096], train=True, square_below=2048)
-    yield from whole_models("llamas", models.LLAMAS, [512, 1024, 2048, 4096])
-    yield from whole_models("llamas", models.LLAMAS, [512, 1024, 2048, 4096], train=True)
-    yield from decoded(512, 5)
-    yield from decoded_behind([512, 1024, 2048, 4096])
-    yield from memories()
+def all_jobs() -> Iterator[Job]:
+    lengths = [512, 1024, 2048, 4096]
+    yield Job("import", "fresh process", 0, lambda: [import_time.measure()])
+    yield from attention_jobs(lengths, list(ATTENTION))
+    yield from model_jobs("encoders", models.ENCODERS, lengths, quadratic_below=2048)
+    yield from model_jobs("encoders", models.ENCODERS, [512], batch=4)
+    yield from model_jobs("encoders", models.ENCODERS, lengths, train=True, quadratic_below=2048)
+    yield from model_jobs("decoders", models.DECODERS, lengths)
+    yield from model_jobs("decoders", models.DECODERS, lengths, train=True, quadratic_below=2048)
+    yield from model_jobs("llamas", models.LLAMAS, lengths)
+    yield from model_jobs("llamas", models.LLAMAS, lengths, train=True)
+    yield from generation_jobs(512, 5)
+    yield from cached_decoding_jobs(lengths)
+    yield from memory_jobs()
 
 
-def quick() -> Iterator[Job]:
-    yield from attention_alone(
-        [1024], ["causal, no gradient", "causal, forward and backward", "both ways, no gradient"]
-    )
-    few = {name: models.DECODERS[name] for name in ("GPT-2", "GPT-2 + alibi", "GPT-2 + t5", "BLOOM (alibi)")}
-    yield from whole_models("decoders", few, [1024])
-    few = {name: models.ENCODERS[name] for name in ("BERT", "BERT + deberta (v2)", "DebertaV2")}
-    yield from whole_models("encoders", few, [512])
-    yield from decoded(64, 3)
-    yield Job("memory", memory.ALONE, 4096, lambda: memory.attention_alone(4096, ["alibi"]))
+def quick_jobs() -> Iterator[Job]:
+    yield from attention_jobs([1024], ["causal, forward", "causal, training step", "bidirectional, forward"])
+    decoders = ("GPT-2", "GPT-2 + alibi", "GPT-2 + t5", "BLOOM (alibi)")
+    yield from model_jobs("decoders", {name: models.DECODERS[name] for name in decoders}, [1024])
+    encoders = ("BERT", "BERT + deberta (v2)", "DebertaV2")
+    yield from model_jobs("encoders", {name: models.ENCODERS[name] for name in encoders}, [512])
+    yield from generation_jobs(64, 3)
+    yield Job("memory", memory.ATTENTION_SETTING, 4096, lambda: memory.attention_only(4096, ["alibi"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a sample, in under three minutes")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--only", action="append", default=[], metavar="GROUP", help="measure a group again")
-    parser.add_argument("--missing", action="store_true", help="measure only what the figures do not have yet")
-    parser.add_argument("--from-json", type=Path, help="measure nothing; write the page again from these figures")
+    parser.add_argument("--quick", action="store_true", help="run a sample in under three minutes")
+    parser.add_argument("--json", type=Path, help="file for the results (default: benchmarks/results.json)")
+    parser.add_argument("--only", action="append", default=[], metavar="GROUP", help="measure this group again")
+    parser.add_argument("--missing", action="store_true", help="measure only what the results do not contain yet")
+    parser.add_argument("--report", action="store_true", help="measure nothing; write RESULTS.md from the results")
     options = parser.parse_args()
     logging.set_verbosity_error()
-    command = "make bench-quick" if options.quick else "make bench"
-    json_path = options.json or HERE / ("quick.json" if options.quick else "results.json")
-    if options.from_json:
-        report.write_page(json.loads(options.from_json.read_text()), HERE / "RESULTS.md")
+    path = options.json or (QUICK_RESULTS if options.quick else RESULTS)
+    if options.report:
+        PAGE.write_text(report.render_page(json.loads(path.read_text())))
         return
     print(report.machine_line(report.machine()), flush=True)
-    jobs = list(quick() if options.quick else everything())
-    results: list[Measured] = []
+    jobs = list(quick_jobs() if options.quick else all_jobs())
+    order = [job.key for job in jobs]
+    measurements: list[Measurement] = []
     if options.only or options.missing:
-        earlier = [Measured(**found) for found in json.loads(json_path.read_text())["results"]]
-        results = [found for found in earlier if found.group not in options.only]
-        jobs = [job for job in jobs if not job.is_in(results)]
-    order = [(job.group, job.setting, job.length) for job in (quick() if options.quick else everything())]
+        saved = [Measurement(**result) for result in json.loads(path.read_text())["results"]]
+        measurements = [measurement for measurement in saved if measurement.group not in options.only]
+        measured = {(m.group, m.setting, m.length) for m in measurements}
+        jobs = [job for job in jobs if job.key not in measured]
     run: dict[str, Any] = {}
-    for job in [*jobs, None]:
-        if job is not None:
-            found = job.measure()
-            print("\r" + "\n".join(report.table(found)), flush=True)
-            results.extend(found)
-            gc.collect()
-        results.sort(key=lambda found: order.index((found.group, found.setting, found.length)))
-        run = report.write_json(results, command, json_path)  # after each, so that a long run can be cut
-    print("\n".join(report.bars(results, not options.quick)))
-    if not options.quick:
-        report.write_page(run, HERE / "RESULTS.md")
+    for job in jobs:
+        measurements += (latest := job.measure())
+        print("\r" + "\n".join(report.tables(latest)), flush=True)
+        gc.collect()
+        measurements.sort(key=lambda m: order.index((m.group, m.setting, m.length)))
+        # Written after every job, so that an interrupted run can be completed with --missing.
+        run = report.write_json(measurements, "make bench-quick" if options.quick else "make bench", path)
+    print("\n".join(report.target_table(measurements, complete=not options.quick)))
+    if run and not options.quick:
+        PAGE.write_text(report.render_page(run))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `import hf_posenc` costs on top of `import torch, transformers`: fresh processes, interleaved, medians."""
+"""The cost of `import hf_posenc` after `import torch, transformers`: fresh processes, interleaved, medians."""
 
 from __future__ import annotations
 
@@ -6,40 +6,42 @@ import statistics
 import subprocess
 import sys
 
-from .measure import Measured
+from .measure import Measurement
 
 BASE = "import torch, transformers"
+NAME = "import hf_posenc"
 TIMED = "import time; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
-CASES = {
-    "import torch, transformers": TIMED.format(BASE),
-    "then import hf_posenc": f"{BASE}; {TIMED.format('import hf_posenc')}",
-    "then from transformers import GPT2Config": f"{BASE}; {TIMED.format('from transformers import GPT2Config')}",
-    "the same with hf_posenc imported": f"{BASE}, hf_posenc; {TIMED.format('from transformers import GPT2Config')}",
+CONFIG_IMPORT = "from transformers import GPT2Config"
+SCRIPTS = {
+    BASE: TIMED.format(BASE),
+    NAME: f"{BASE}; {TIMED.format(NAME)}",
+    CONFIG_IMPORT: f"{BASE}; {TIMED.format(CONFIG_IMPORT)}",
+    f"{CONFIG_IMPORT} after {NAME}": f"{BASE}, hf_posenc; {TIMED.format(CONFIG_IMPORT)}",
 }
 
 
-def timed(rounds: int) -> dict[str, list[float]]:
-    """Seconds of each case, round by round."""
-    times: dict[str, list[float]] = {name: [] for name in CASES}
+def time_scripts(rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each script, round by round."""
+    times: dict[str, list[float]] = {name: [] for name in SCRIPTS}
     for _ in range(rounds):
-        for name, code in CASES.items():
+        for name, code in SCRIPTS.items():
             times[name].append(float(subprocess.check_output([sys.executable, "-c", code], text=True)))
     return times
 
 
-def measured(rounds: int = 5) -> Measured:
-    """The one that matters, as the other benchmarks give theirs."""
-    found = timed(rounds)
-    name, base = "then import hf_posenc", found["import torch, transformers"]
-    ratios = [own / theirs for own, theirs in zip(found[name], base, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    milliseconds = 1000 * statistics.median(found[name])
-    return Measured("import", "fresh process", 0, name, milliseconds, "ms", middle, low, high, rounds)
+def measure(rounds: int = 5) -> Measurement:
+    """Measure `import hf_posenc`, with its ratio to `import torch, transformers`."""
+    times = time_scripts(rounds)
+    ratios = [ours / base for ours, base in zip(times[NAME], times[BASE], strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4)
+    milliseconds = 1000 * statistics.median(times[NAME])
+    return Measurement("import", "fresh process", 0, NAME, milliseconds, "ms", ratio, low, high, rounds)
 
 
 def main() -> None:
-    for name, found in timed(5).items():
-        print(f"{name:<42} {1e3 * statistics.median(found):8.1f} ms ({1e3 * min(found):.1f} to {1e3 * max(found):.1f})")
+    for name, times in time_scripts(5).items():
+        median, fastest, slowest = (1e3 * of(times) for of in (statistics.median, min, max))
+        print(f"{name:<58} {median:8.1f} ms ({fastest:.1f} to {slowest:.1f})")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Measuring on a noisy machine: several things in turn, round after round, and the ratio of each to one of them.
+"""Measure on a noisy machine: run all candidates in turn, round after round, and report ratios to the first one.
 
-A ratio is taken within each round, where both sides saw the same machine. Its median and quartiles over the rounds are
-what is reported; times alone say little. Memory is that of a fresh process at its peak.
+Each ratio is taken within a round, where both sides saw the same machine; the report has its median and quartiles.
+Absolute times say little. Memory is the peak of a fresh process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ Run = Callable[[], object]
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """One thing that was measured, beside the others of its group and setting."""
+class Measurement:
+    """The result of one candidate among those with the same group, setting and length.
+
+    Attributes:
+        value: The median, in `unit`.
+        ratio: The median ratio to the first candidate; `low` and `high` are its quartiles.
+    """
 
     group: str
     setting: str
@@ -33,34 +38,37 @@ class Measured:
     rounds: int
 
 
-def interleaved(group: str, setting: str, length: int, runs: dict[str, Run], rounds: int) -> list[Measured]:
-    """Each of `runs` once to warm up, then all of them in turn for so many rounds; ratios are to the first one."""
+def time_interleaved(group: str, setting: str, length: int, runs: dict[str, Run], rounds: int) -> list[Measurement]:
+    """Warm up each candidate once, then time all of them in turn for `rounds` rounds."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
-        names = list(runs) if number % 2 else list(reversed(runs))  # so that nobody always follows the same one
-        for place, name in enumerate(names):
+        names = list(runs) if number % 2 else list(reversed(runs))  # no candidate always follows the same one
+        for index, name in enumerate(names):
             if sys.stderr.isatty():
-                print(
-                    f"\r{group}, {setting}, n={length}: round {number}/{rounds}, {place + 1}/{len(names)}   ",
-                    end="",
-                    file=sys.stderr,
-                )
+                progress = f"round {number}/{rounds}, {index + 1}/{len(names)}"
+                print(f"\r{group}, {setting}, n={length}: {progress}   ", end="", file=sys.stderr)
             start = time.perf_counter()
             runs[name]()
             if number:
                 times[name].append(time.perf_counter() - start)
     baseline = times[next(iter(runs))]
-    return [_summary(group, setting, length, name, times[name], baseline) for name in runs]
+    return [_summarize(group, setting, length, name, times[name], baseline) for name in runs]
 
 
-def _summary(group: str, setting: str, length: int, name: str, own: list[float], baseline: list[float]) -> Measured:
-    ratios = [mine / theirs for mine, theirs in zip(own, baseline, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return Measured(group, setting, length, name, 1000 * statistics.median(own), "ms", middle, low, high, len(ratios))
+def _summarize(
+    group: str, setting: str, length: int, name: str, times: list[float], baseline: list[float]
+) -> Measurement:
+    ratios = [seconds / reference for seconds, reference in zip(times, baseline, strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    milliseconds = 1000 * statistics.median(times)
+    return Measurement(group, setting, length, name, milliseconds, "ms", ratio, low, high, len(ratios))
 
 
 def peak_memory(code: str) -> float:
-    """Megabytes that a fresh process needs at its peak beyond what it had before `run()`, which `code` must define."""
+    """Return the peak memory of `run()`, which `code` must define, in megabytes above that before the call.
+
+    Runs in a fresh process.
+    """
     script = f"""
 {code}
 def status(field):
@@ -68,13 +76,13 @@ def status(field):
 before = status("VmRSS")
 try:
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the high-water mark starts anew
+        file.write("5")  # reset the high-water mark
 except OSError:
     before = status("VmHWM")
 run()
 print("peak", (status("VmHWM") - before) / 1024)
 """
-    # Freed memory goes back at once, so that what was freed before does not hide what is taken now.
+    # malloc returns freed memory at once; otherwise `run` could reuse memory freed before it.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -1,22 +1,22 @@
-"""Peak memory, each in a fresh process: attention alone, one layer against DeBERTa's, and very long inputs."""
+"""Peak memory, each in a fresh process: attention only, one layer compared with DeBERTa's, and very long inputs."""
 
 from __future__ import annotations
 
-from .measure import Measured, peak_memory
+from .measure import Measurement, peak_memory
 
-ATTENTION = """
+ATTENTION_SCRIPT = """
 import torch
 from transformers.utils import logging
 logging.set_verbosity_error()
 from benchmarks import attention
 with torch.no_grad():
     runs = attention.runs({names}, 256, causal=True, batch=1, padded=False, grad=False)
-    list(runs.values())[-1]()  # warm
+    list(runs.values())[-1]()  # warm up
     runs = attention.runs({names}, {length}, causal=True, batch=1, padded=False, grad=False)
 def run():
     list(runs.values())[-1]()
 """
-LAYER = """
+LAYER_SCRIPT = """
 import torch
 from transformers.utils import logging
 logging.set_verbosity_error()
@@ -27,7 +27,7 @@ step = (models.training_step if {grad} else models.forward)(model, torch.zeros(1
 def run():
     step()
 """
-WHOLE = """
+MODEL_SCRIPT = """
 import torch
 from transformers.utils import logging
 logging.set_verbosity_error()
@@ -38,7 +38,7 @@ step = models.forward(model, torch.zeros(1, {length}, dtype=torch.long))
 def run():
     step()
 """
-LONG = """
+LONG_INPUT_SCRIPT = """
 import torch
 from transformers.utils import logging
 logging.set_verbosity_error()
@@ -54,36 +54,23 @@ def run():
         model(ids, use_cache=False)
 """
 SAMPLES = 2
-ALONE, TINY = "attention alone, causal", "tiny GPT-2, forward"
+ATTENTION_SETTING, LONG_INPUT_SETTING = "attention only, causal", "tiny GPT-2, forward"
 
 
-def least(code: str, samples: int = SAMPLES) -> float:
-    """Of several processes: what else runs on the machine can only add."""
-    return min(peak_memory(code) for _ in range(samples))
-
-
-def _measured(group: str, setting: str, length: int, found: dict[str, float], samples: int = SAMPLES) -> list[Measured]:
-    baseline = max(next(iter(found.values())), 0.1)
-    return [
-        Measured(
-            group, setting, length, name, value, "MB", value / baseline, value / baseline, value / baseline, samples
-        )
-        for name, value in found.items()
-    ]
-
-
-def attention_alone(length: int, names: list[str]) -> list[Measured]:
-    found = {"plain SDPA": least(ATTENTION.format(names=[], length=length))}
-    for name in names:
-        found[name] = least(ATTENTION.format(names=[name], length=length))
-    return _measured("memory", ALONE, length, found)
+def attention_only(length: int, schemes: list[str]) -> list[Measurement]:
+    """Measure attention under each scheme against plain SDPA."""
+    peaks = {"plain SDPA": _lowest_peak(ATTENTION_SCRIPT.format(names=[], length=length))}
+    for name in schemes:
+        peaks[name] = _lowest_peak(ATTENTION_SCRIPT.format(names=[name], length=length))
+    return _measurements(ATTENTION_SETTING, length, peaks)
 
 
 def layer_setting(grad: bool) -> str:
     return f"one layer, {'training step' if grad else 'forward'}"
 
 
-def one_layer(length: int, grad: bool) -> list[Measured]:
+def one_layer(length: int, grad: bool) -> list[Measurement]:
+    """Measure one layer of BERT, of its deberta variants, and of stock DeBERTa."""
     builds = {
         "BERT": "models.bert({n}, layers=1)",
         "BERT + deberta (v2)": "models.bert({n}, models.DEBERTA_V2, layers=1)",
@@ -92,23 +79,38 @@ def one_layer(length: int, grad: bool) -> list[Measured]:
         "Deberta": "models.deberta_v1({n}, layers=1)",
     }
     warm = "torch.zeros(1, 64, dtype=torch.long)"
-    found = {
-        name: least(LAYER.format(build=build.format(n=length), warm=warm, grad=grad, length=length))
+    peaks = {
+        name: _lowest_peak(LAYER_SCRIPT.format(build=build.format(n=length), warm=warm, grad=grad, length=length))
         for name, build in builds.items()
     }
-    return _measured("memory", layer_setting(grad), length, found)
+    return _measurements(layer_setting(grad), length, peaks)
 
 
-def whole_models(group: str, names: list[str], length: int) -> list[Measured]:
-    """Of the models of a group, by its name in `models`. One process each: there are many."""
-    found = {name: peak_memory(WHOLE.format(group=group, name=name, length=length)) for name in names}
-    return _measured("memory", whole_setting(group), length, found, samples=1)
-
-
-def whole_setting(group: str) -> str:
+def model_setting(group: str) -> str:
     return f"{group.lower()}, forward"
 
 
-def long_input(length: int, schemes: list[str]) -> list[Measured]:
-    found = {name: least(LONG.format(length=length, scheme=name)) for name in ["none", *schemes]}
-    return _measured("memory", TINY, length, found)
+def models(group: str, names: list[str], length: int) -> list[Measurement]:
+    """Measure models of one of the groups in benchmarks.models, with one process per model."""
+    peaks = {name: peak_memory(MODEL_SCRIPT.format(group=group, name=name, length=length)) for name in names}
+    return _measurements(model_setting(group), length, peaks, samples=1)
+
+
+def long_input(length: int, schemes: list[str]) -> list[Measurement]:
+    """Measure a tiny GPT-2 on a very long input."""
+    peaks = {name: _lowest_peak(LONG_INPUT_SCRIPT.format(length=length, scheme=name)) for name in ["none", *schemes]}
+    return _measurements(LONG_INPUT_SETTING, length, peaks)
+
+
+def _lowest_peak(code: str) -> float:
+    """The minimum over several processes: other load on the machine can only add."""
+    return min(peak_memory(code) for _ in range(SAMPLES))
+
+
+def _measurements(setting: str, length: int, peaks: dict[str, float], samples: int = SAMPLES) -> list[Measurement]:
+    baseline = max(next(iter(peaks.values())), 0.1)
+    measurements = []
+    for name, peak in peaks.items():
+        ratio = peak / baseline
+        measurements.append(Measurement("memory", setting, length, name, peak, "MB", ratio, ratio, ratio, samples))
+    return measurements

@@ -1,4 +1,4 @@
-"""Whole models of one size (4 layers, width 768, 12 heads): stock, under a scheme, and what one would pick instead."""
+"""Models of one size (4 layers, width 768, 12 heads): stock, with a scheme, and stock models with the same encoding."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ DEBERTA_V1 = {"type": "deberta", "share_projections": False, "norm": None}
 Model = Any
 
 
-def _with(scheme: Any, how: str) -> dict[str, Any]:
-    return {"attn_implementation": how, **({} if scheme is None else {"position_scheme": scheme})}
+def _with(scheme: Any, backend: str) -> dict[str, Any]:
+    return {"attn_implementation": backend, **({} if scheme is None else {"position_scheme": scheme})}
 
 
-def bert(length: int, scheme: Any = None, how: str = "sdpa", layers: int = LAYERS) -> Model:
+def bert(length: int, scheme: Any = None, backend: str = "sdpa", layers: int = LAYERS) -> Model:
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=WIDTH,
@@ -41,12 +41,12 @@ def bert(length: int, scheme: Any = None, how: str = "sdpa", layers: int = LAYER
         max_position_embeddings=length,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        **_with(scheme, how),
+        **_with(scheme, backend),
     )
     return BertModel(config, add_pooling_layer=False)
 
 
-def gpt2(length: int, scheme: Any = None, how: str = "sdpa", head: bool = False) -> Model:
+def gpt2(length: int, scheme: Any = None, backend: str = "sdpa", head: bool = False) -> Model:
     config = GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=WIDTH,
@@ -58,12 +58,12 @@ def gpt2(length: int, scheme: Any = None, how: str = "sdpa", head: bool = False)
         embd_pdrop=0.0,
         bos_token_id=1,
         eos_token_id=2,
-        **_with(scheme, how),
+        **_with(scheme, backend),
     )
     return (GPT2LMHeadModel if head else GPT2Model)(config)
 
 
-def llama(length: int, scheme: Any = None, how: str = "sdpa", head: bool = False) -> Model:
+def llama(length: int, scheme: Any = None, backend: str = "sdpa", head: bool = False) -> Model:
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=WIDTH,
@@ -71,7 +71,7 @@ def llama(length: int, scheme: Any = None, how: str = "sdpa", head: bool = False
         num_attention_heads=HEADS,
         intermediate_size=2048,
         max_position_embeddings=length,
-        **_with(scheme, how),
+        **_with(scheme, backend),
     )
     return (LlamaForCausalLM if head else LlamaModel)(config)
 
@@ -178,7 +178,7 @@ def neox(length: int) -> Model:
 
 
 def x_transformers(causal: bool, **attention: Any) -> Callable[[int], Model]:
-    """A model of x-transformers, with its flash attention wherever it allows that."""
+    """A model of x-transformers, with flash attention where it supports that."""
 
     def build(length: int) -> Model:
         from x_transformers import Decoder, Encoder, TransformerWrapper
@@ -188,15 +188,15 @@ def x_transformers(causal: bool, **attention: Any) -> Callable[[int], Model]:
             num_tokens=VOCABULARY, max_seq_len=length, use_abs_pos_emb=False, attn_layers=layers
         )
 
-        class Bare(torch.nn.Module):
+        class BaseModel(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.inner = wrapper
+                self.wrapper = wrapper
 
             def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor]:
-                return (self.inner(ids, return_embeddings=True),)
+                return (self.wrapper(ids, return_embeddings=True),)
 
-        return Bare()
+        return BaseModel()
 
     return build
 
@@ -205,11 +205,12 @@ Builder = Callable[..., Model]
 
 
 def _family(name: str, build: Builder, schemes: dict[str, Any], eager: tuple[str, ...] = ()) -> dict[str, Builder]:
-    """An architecture as it is, under each scheme, and under some on the eager backend."""
-    found = {name: build}
-    found.update({f"{name} + {title}": partial(build, scheme=scheme) for title, scheme in schemes.items()})
-    found.update({f"{name} + {title}, eager": partial(build, scheme=schemes[title], how="eager") for title in eager})
-    return found
+    """The stock model, a variant per scheme, and some variants on the eager backend."""
+    builders = {name: build}
+    builders |= {f"{name} + {title}": partial(build, scheme=scheme) for title, scheme in schemes.items()}
+    for title in eager:
+        builders[f"{name} + {title}, eager"] = partial(build, scheme=schemes[title], backend="eager")
+    return builders
 
 
 def _x_transformers(causal: bool) -> dict[str, Builder]:
@@ -221,10 +222,10 @@ def _x_transformers(causal: bool) -> dict[str, Builder]:
 
 
 COMMON = {name: name for name in ("rope", "alibi", "t5")}
-COSTLY = {name: name for name in ("tupe", "shaw", "transformer_xl")}
+CONTENT_BASED = {name: name for name in ("tupe", "shaw", "transformer_xl")}
 DEBERTAS = {"deberta (v2)": DEBERTA_V2, "deberta (v1)": DEBERTA_V1}
 ENCODERS: dict[str, Builder] = {
-    **_family("BERT", bert, {**COMMON, **COSTLY, **DEBERTAS}, eager=("t5", "deberta (v2)")),
+    **_family("BERT", bert, {**COMMON, **CONTENT_BASED, **DEBERTAS}, eager=("t5", "deberta (v2)")),
     "RoFormer": roformer,
     "T5 encoder": t5_encoder,
     "XLNet": xlnet,
@@ -251,7 +252,7 @@ QUADRATIC = (
     "x-transformers t5",
     "x-transformers alibi",
 )
-"""Those that write out all weights, and do not fit at the greatest length."""
+"""Models that materialize all attention weights, which is too slow at the greatest length."""
 
 
 def forward(model: Model, ids: torch.Tensor) -> Callable[[], None]:

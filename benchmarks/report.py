@@ -1,4 +1,4 @@
-"""Results as a page and as JSON."""
+"""Write results as JSON and as a Markdown page."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from typing import Any
 import torch
 import transformers
 
-from .bars import BARS, Figures
-from .measure import Measured
+from .measure import Measurement
 from .memory import SAMPLES
+from .targets import TARGETS, Results
 
-HEAD = """# Results
+INTRODUCTION = """# Benchmark results
 
-Written by `{command}`; do not edit. What was tried and not taken stands in [LOG.md](LOG.md).
+Generated from results.json by `{command}`; do not edit. [LOG.md](LOG.md) lists what was tried and rejected.
 
 {machine}
 
-Ratios are medians of interleaved rounds, with quartiles; below 1 is faster than the first line of a table, which is
-the limit for all of them. How much faster one of two models is, is the quotient of their ratios. Attention alone is 12
-heads of 64, whole models are 4 layers of width 768 with 12 heads, all in float32. Work that depends on positions alone
-is done once a forward: it is in the figures of whole models, and not in those of attention alone. Memory is the peak
-of a fresh process above what it had before, the least of {samples} (of whole models: one). Everything under one
-setting and length is of one run; others may be of another, where they were measured again by themselves (`--only`,
-`--missing`). Empty places are those of models that write out all weights, which take too long for so many rounds.
+- Each cell is a ratio to the first row of its table: the median of interleaved rounds, with quartiles in parentheses.
+  Below 1 is faster than the first row. To compare two other rows, divide their ratios.
+- "attention" is one attention call with 12 heads of size 64. Models have 4 layers, width 768 and 12 heads. Everything
+  runs in float32. Work that depends on positions only runs once per forward; it is part of the model figures, but not
+  of the attention figures.
+- Memory is the peak of a fresh process above its level before the call: the lowest of {samples} runs, one run for
+  models.
+- All rows of one setting and length come from the same run. Different tables may come from different runs (`--only`,
+  `--missing`).
+- Empty cells: models that materialize all attention weights were too slow to measure there.
 """
 
 
@@ -44,8 +47,8 @@ def machine() -> dict[str, Any]:
 
 
 def _cpuinfo() -> list[str]:
-    found = Path("/proc/cpuinfo")
-    return found.read_text().splitlines() if found.exists() else []
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def machine_line(facts: dict[str, Any]) -> str:
@@ -55,60 +58,61 @@ def machine_line(facts: dict[str, Any]) -> str:
     )
 
 
-def table(results: list[Measured]) -> list[str]:
-    """One Markdown table for each group and setting, lengths side by side."""
+def tables(measurements: list[Measurement]) -> list[str]:
+    """One Markdown table per group and setting, with a column per length."""
+
+    def setting(measurement: Measurement) -> tuple[str, str]:
+        return measurement.group, measurement.setting
+
     lines = []
-    for (group, setting), found in groupby(
-        sorted(results, key=lambda r: (r.group, r.setting)), key=lambda r: (r.group, r.setting)
-    ):
-        rows = list(found)
+    for (group, name), members in groupby(sorted(measurements, key=setting), key=setting):
+        rows = list(members)
         lengths = sorted({row.length for row in rows})
-        names = list(dict.fromkeys(row.name for row in rows))
-        by_place = {(row.name, row.length): row for row in rows}
-        lines += [f"### {group}: {setting}", ""]
-        lines.append("| | " + " | ".join(f"n = {length}" if length else "once" for length in lengths) + " |")
+        cells = {(row.name, row.length): _cell(row) for row in rows}
+        lines += [f"### {group}: {name}", ""]
+        lines.append("| | " + " | ".join(f"n = {length}" if length else "time" for length in lengths) + " |")
         lines.append("| --- |" + " --- |" * len(lengths))
-        for name in names:
-            cells = [_cell(by_place.get((name, length))) for length in lengths]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        for candidate in dict.fromkeys(row.name for row in rows):
+            row_cells = [cells.get((candidate, length), "") for length in lengths]
+            lines.append(f"| {candidate} | " + " | ".join(row_cells) + " |")
         lines.append("")
     return lines
 
 
-def _cell(found: Measured | None) -> str:
-    if found is None:
-        return ""
-    if found.unit == "MB":
-        return f"{found.value:.0f} MB"
-    if found.ratio == found.low == found.high == 1:
-        return f"1 ({found.value:.0f} {found.unit})"
-    return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+def _cell(measurement: Measurement) -> str:
+    if measurement.unit == "MB":
+        return f"{measurement.value:.0f} MB"
+    if measurement.group == "import":
+        return f"{measurement.value:.1f} {measurement.unit}"
+    if measurement.ratio == measurement.low == measurement.high == 1:
+        return f"1 ({measurement.value:.0f} {measurement.unit})"
+    return f"{measurement.ratio:.2f} ({measurement.low:.2f} to {measurement.high:.2f})"
 
 
-def bars(results: list[Measured], whole: bool) -> list[str]:
-    """The aims, and what was measured; of a whole run also those that it has not measured."""
-    figures, lines = Figures(results), []
-    for bar in BARS:
-        judged = bar.judged(figures)
-        if judged is None and whole:
-            lines.append(f"| {bar.what} | | not measured | |")
-        elif judged is not None:
-            sign = "at most" if bar.at_most else "at least"
-            lines.append(
-                f"| {bar.what} | {sign} {bar.limit:g} | {judged[0]:.2f} | {'yes' if judged[1] else '**no**'} |"
-            )
-    return ["| what | aim | measured | met |", "| --- | --- | --- | --- |", *lines, ""] if lines else []
+def target_table(measurements: list[Measurement], complete: bool) -> list[str]:
+    """A row per target; in a complete run also for those that were not measured."""
+    results, lines = Results(measurements), []
+    for target in TARGETS:
+        checked = target.check(results)
+        if checked is None and complete:
+            lines.append(f"| {target.description} | | not measured | |")
+        elif checked is not None:
+            bound = f"{'at most' if target.at_most else 'at least'} {target.limit:g}"
+            lines.append(f"| {target.description} | {bound} | {checked[0]:.2f} | {'yes' if checked[1] else '**no**'} |")
+    return ["| figure | target | measured | met |", "| --- | --- | --- | --- |", *lines, ""] if lines else []
 
 
-def write_page(run: dict[str, Any], path: Path) -> None:
-    """The page of a run that was written as JSON, also on another machine."""
-    results = [Measured(**result) for result in run["results"]]
-    head = HEAD.format(machine=machine_line(run["machine"]), samples=SAMPLES, command=run["command"])
-    path.write_text("\n".join([head, "## Aims", "", *bars(results, True), "## Figures", "", *table(results)]))
+def render_page(run: dict[str, Any]) -> str:
+    """The Markdown page of a run that was saved as JSON."""
+    measurements = [Measurement(**result) for result in run["results"]]
+    introduction = INTRODUCTION.format(machine=machine_line(run["machine"]), samples=SAMPLES, command=run["command"])
+    targets = target_table(measurements, complete=True)
+    return "\n".join([introduction, "## Targets", "", *targets, "## Measurements", "", *tables(measurements)])
 
 
-def write_json(results: list[Measured], command: str, path: Path) -> dict[str, Any]:
-    run = {"machine": machine(), "command": command, "results": [dataclasses.asdict(result) for result in results]}
+def write_json(measurements: list[Measurement], command: str, path: Path) -> dict[str, Any]:
+    results = [dataclasses.asdict(measurement) for measurement in measurements]
+    run = {"machine": machine(), "command": command, "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(run, indent=1) + "\n")
     return run
