@@ -11,7 +11,7 @@ from typing import Any
 from . import schemes
 from .errors import PosEncError
 from .schemes import Kind, Scheme
-from .schemes.options import spell
+from .schemes.options import describe_type
 
 SCHEMES: dict[str, type[Scheme]] = {}
 """Every registered scheme by its name in `position_scheme`."""
@@ -83,7 +83,7 @@ def describe(scheme: type[Scheme]) -> SchemeInfo:
     """Read a scheme's name, summary, paper and options off its class."""
     hints = typing.get_type_hints(scheme.Options)
     options = {
-        field.name: OptionInfo(spell(hints[field.name]), field.metadata["default"], field.metadata["doc"])
+        field.name: OptionInfo(describe_type(hints[field.name]), field.metadata["default"], field.metadata["doc"])
         for field in dataclasses.fields(scheme.Options)
     }
     if not scheme.at_input:

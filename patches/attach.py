@@ -95,7 +95,9 @@ def attach(base: nn.Module, architecture: Architecture, plan: SchemePlan) -> dic
         table = base.get_submodule(architecture.table)
         assert isinstance(table, nn.Embedding)
         keeping = next(scheme for scheme in plan.schemes if scheme.uses_stock_table())
-        keeping.patch_embedding(table, plan.scheme_owns_table)
+        patched = keeping.patch_embedding(table, plan.scheme_owns_table)
+        if patched is not table:
+            removed[architecture.table] = _replace(base, architecture.table, patched)
     elif architecture.table:
         removed[architecture.table] = drop_table(base, architecture)
     if architecture.rotary:
@@ -125,15 +127,15 @@ def detach(base: nn.Module, architecture: Architecture, removed: dict[str, nn.Mo
         module.__class__ = stock_class[type(module)]
         if hasattr(module, "position_scheme"):
             del module.position_scheme
-    if architecture.table and architecture.table not in removed:
-        for scheme in base.position_scheme:  # type: ignore[union-attr]
-            scheme.unpatch_embedding(base.get_submodule(architecture.table))
     for name in ("active_schemes", "built_scheme", "scheme_owns_table"):
         del base.__dict__[name]
     del base.position_scheme
     like = base.get_input_embeddings().weight  # type: ignore[operator]
     for path, module in removed.items():
         is_table = path == architecture.table
+        patched = base.get_submodule(path)
+        if isinstance(module, nn.Embedding) and isinstance(patched, nn.Embedding):
+            module.weight = patched.weight  # whatever the shared weight has become since
         _replace(base, path, module.to(device=like.device, dtype=like.dtype if is_table else None))
         module.train(base.training)
 

@@ -16,7 +16,7 @@ def vectors_of(base: Any, scheme: Any, posenc: Any) -> torch.Tensor:
         raise ValueError(f"{scheme.name} puts positions into words, but gives no vector of a position by itself")
     if scheme.uses_stock_table() and posenc.table is None:
         return base.get_submodule(base.architecture.table)(posenc.queries_BQ)
-    return scheme.vectors(posenc)
+    return scheme.position_embeddings(posenc)
 
 
 def input_states(base: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -306,9 +306,9 @@ def make_block(term: Term, call: AttentionCall) -> Block:
     if isinstance(term, DistanceBias):
         return DistanceBlock(term.values.to(device)[:, : call.query.shape[2] + num_keys - 1])
     if isinstance(term, QueryTerm):
-        return QueryBlock(call.content.query_BHQD.flip(2), _vectors_of(term.of, call))
+        return QueryBlock(call.content.query_BHQD.flip(2), _vectors_of(term.table, call))
     if isinstance(term, KeyTerm):
-        return KeyBlock(call.content.key_BGKD[:, :, :num_keys], _vectors_of(term.of, call))
+        return KeyBlock(call.content.key_BGKD[:, :, :num_keys], _vectors_of(term.table, call))
     if isinstance(term, Separable):
         return SeparableBlock(term.queries.to(device).flip(2), term.keys.to(device)[:, :, :num_keys])
     return DenseBlock(term.to(device)[..., :num_keys])

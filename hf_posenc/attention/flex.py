@@ -60,7 +60,7 @@ def lookup_of(term: Term, positions: Positions, content: Content) -> Lookup:
         values = values.expand(heads, batch, -1, -1)
         return lambda row, head, q, k: values[head, row, q, k]
     if isinstance(term, (QueryTerm, KeyTerm)):
-        index = term.of.index.to(device)
+        index = term.table.index.to(device)
         if not positions.uniform:
             index = index.expand(batch, -1, -1)
         own = query_row_products(term, content) if isinstance(term, QueryTerm) else key_row_products(term, content)

@@ -35,7 +35,7 @@ def slice_term_heads(term: Term, heads: slice) -> Term:
     if isinstance(term, DistanceBias):
         return DistanceBias(slice_heads(term.values, 0, heads))
     if isinstance(term, (QueryTerm, KeyTerm)):
-        return type(term)(DistanceTable(slice_heads(term.of.rows_HRD, 0, heads), term.of.index))
+        return type(term)(DistanceTable(slice_heads(term.table.rows_HRD, 0, heads), term.table.index))
     if isinstance(term, Separable):
         return Separable(slice_heads(term.queries, 1, heads), slice_heads(term.keys, 1, heads))
     return slice_heads(term, 1, heads)
@@ -66,7 +66,7 @@ def materialize(term: Term, posenc: Positions, content: Content) -> torch.Tensor
 
 def _rows_by_distance(term: Any, content: Content) -> torch.Tensor:
     """(H or 1, L, D): the table written out for every distance that occurs."""
-    return term.of.rows_HRD.to(content.query_BHQD)[:, term.of.index.to(content.query_BHQD.device)]
+    return term.table.rows_HRD.to(content.query_BHQD)[:, term.table.index.to(content.query_BHQD.device)]
 
 
 def _by_bands(term: QueryTerm | KeyTerm, posenc: Positions, content: Content) -> torch.Tensor:
@@ -79,7 +79,7 @@ def _by_bands(term: QueryTerm | KeyTerm, posenc: Positions, content: Content) ->
 def _by_lookup(term: QueryTerm | KeyTerm, posenc: Positions, content: Content) -> torch.Tensor:
     """The general way: products with all rows, and then each pair's own."""
     batch, heads, num_queries, _ = content.query_BHQD.shape
-    indices_BHQK = indices_BQK(term.of, posenc, num_queries).to(content.query_BHQD.device)[:, None]
+    indices_BHQK = indices_BQK(term.table, posenc, num_queries).to(content.query_BHQD.device)[:, None]
     indices_BHQK = indices_BHQK.expand(batch, heads, -1, -1)
     # All far keys share a row, whose gradient is a long sum: wide before it is looked up.
     if isinstance(term, QueryTerm):
@@ -90,12 +90,12 @@ def _by_lookup(term: QueryTerm | KeyTerm, posenc: Positions, content: Content) -
 
 def query_row_products(term: QueryTerm, content: Content) -> torch.Tensor:
     """(B, H, Q, R): the product of each query with each row of the table."""
-    return content.query_BHQD.matmul(term.of.rows_HRD.to(content.query_BHQD).transpose(-1, -2))
+    return content.query_BHQD.matmul(term.table.rows_HRD.to(content.query_BHQD).transpose(-1, -2))
 
 
 def key_row_products(term: KeyTerm, content: Content) -> torch.Tensor:
     """(B, H, K, R): the product of each key with each row of the table."""
-    return content.key_BHKD.matmul(term.of.rows_HRD.to(content.key_BHKD).transpose(-1, -2))
+    return content.key_BHKD.matmul(term.table.rows_HRD.to(content.key_BHKD).transpose(-1, -2))
 
 
 def indices_BQK(rows: DistanceTable, posenc: Positions, num_queries: int) -> torch.Tensor:

@@ -42,7 +42,7 @@ def extend_table(weight: torch.Tensor, rows: int, how: Literal["interpolate", "t
     """
     import torch
 
-    from ..schemes.learned import extended_rows
+    from ..schemes import extended_rows
 
     if how not in ("interpolate", "tile", "hierarchical"):
         raise ValueError(f"how is one of 'interpolate', 'tile', 'hierarchical', got {how!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .base import Kind, LayerModule, LayerParameters, LayerParams, ModelShape, Scheme
+from .functional import extended_rows
 from .inputs import Content, Positions, is_tracing
 from .mixing import InputScheme, MixOptions
 from .options import Options, option
@@ -26,6 +27,7 @@ __all__ = [
     "Scheme",
     "Separable",
     "Term",
+    "extended_rows",
     "is_tracing",
     "option",
 ]

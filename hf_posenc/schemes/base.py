@@ -149,14 +149,17 @@ class Scheme(nn.Module):
         """Whether the architecture's own position table stays and is used by this scheme."""
         return False
 
-    def patch_embedding(self, table: nn.Embedding, held: bool) -> None:
-        """Change how the architecture's own table looks up, by giving the object a subclass of its class.
+    def patch_embedding(self, table: nn.Embedding, scheme_owned: bool) -> nn.Embedding:
+        """Return the module that replaces the architecture's position table, or the table itself to keep it.
 
-        `held`: the architecture must get nothing from it, because the scheme puts it in itself (`Positions.table`).
+        Called only if `uses_stock_table()`. The replacement must hold the same `weight` parameter.
+
+        Args:
+            table: The architecture's table.
+            scheme_owned: Whether the architecture must get zeros from it, because `embed` reads the table itself
+                (`Positions.table`).
         """
-
-    def unpatch_embedding(self, table: nn.Embedding) -> None:
-        """Undo `patch_embedding`."""
+        return table
 
 
 class LayerModule(nn.Module):

@@ -41,7 +41,7 @@ class Exponential(InputScheme):
         self.max_positions = options.max_positions or max(shape.max_positions, 2)
         self.waves = sample_frequencies(options.rates, self.position_size, "exponential: rates")
 
-    def vectors(self, positions: Positions) -> torch.Tensor:
+    def position_embeddings(self, positions: Positions) -> torch.Tensor:
         places = positions.queries_BQ.clamp(min=0).to(positions.dtype).unsqueeze(-1) / self.max_positions
         steps = torch.arange(self.options.rates, device=places.device, dtype=places.dtype)
         rates = self.max_positions ** (steps / max(self.options.rates - 1, 1))

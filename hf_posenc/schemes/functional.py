@@ -128,3 +128,27 @@ def check_buckets(name: str, num_buckets: int, max_distance: int, bidirectional:
             f"{name}: max_distance must be above {one_way // 2}, where buckets begin to widen "
             f"(num_buckets={num_buckets}), got {max_distance}"
         )
+
+
+HIERARCHY_WEIGHT = 0.4
+"""Share of the coarse row in a hierarchical table (Su 2020)."""
+
+
+def extended_rows(weight: torch.Tensor, positions: torch.Tensor, how: str, max_positions: int) -> torch.Tensor:
+    """Rows for `positions` out of a table with fewer rows, computed from it: its parameters stay as they are."""
+    rows = weight.shape[0]
+    embedding = torch.nn.functional.embedding
+    if how == "tile":
+        return embedding(positions % rows, weight)
+    if how == "interpolate":
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        places = positions.to(wide) * ((rows - 1) / max(max_positions - 1, 1))
+        low = places.floor().long()
+        share = (places - low).unsqueeze(-1).to(weight.dtype)
+        return embedding(low, weight) * (1 - share) + embedding((low + 1).clamp(max=rows - 1), weight) * share
+    a = HIERARCHY_WEIGHT
+    base = (weight - a * weight[:1]) / (1 - a)
+    extended = a * embedding(positions // rows, base) + (1 - a) * embedding(positions % rows, base)
+    # The first rows are the checkpoint's own, to the bit: rounding would otherwise move them.
+    own = (positions < rows).unsqueeze(-1)
+    return torch.where(own, embedding(positions.clamp(max=rows - 1), weight), extended)

@@ -10,12 +10,10 @@ from torch import nn
 from transformers import initialization as init
 
 from .base import Kind, ModelShape
+from .functional import extended_rows
 from .inputs import Positions, check_table_length
 from .mixing import TABLE_INIT_STD, InputScheme, MixOptions
 from .options import at_least, option
-
-HIERARCHY_WEIGHT = 0.4
-"""Share of the coarse row in a hierarchical table (Su 2020)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,43 +27,28 @@ class LearnedOptions(MixOptions):
     )
 
 
-def extended_rows(weight: torch.Tensor, positions: torch.Tensor, how: str, max_positions: int) -> torch.Tensor:
-    """Rows for `positions` out of a table with fewer rows, computed from it: its parameters stay as they are."""
-    rows = weight.shape[0]
-    embedding = nn.functional.embedding
-    if how == "tile":
-        return embedding(positions % rows, weight)
-    if how == "interpolate":
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        places = positions.to(wide) * ((rows - 1) / max(max_positions - 1, 1))
-        low = places.floor().long()
-        share = (places - low).unsqueeze(-1).to(weight.dtype)
-        return embedding(low, weight) * (1 - share) + embedding((low + 1).clamp(max=rows - 1), weight) * share
-    a = HIERARCHY_WEIGHT
-    base = (weight - a * weight[:1]) / (1 - a)
-    extended = a * embedding(positions // rows, base) + (1 - a) * embedding(positions % rows, base)
-    # The first rows are the checkpoint's own, to the bit: rounding would otherwise move them.
-    own = (positions < rows).unsqueeze(-1)
-    return torch.where(own, embedding(positions.clamp(max=rows - 1), weight), extended)
+class PatchedPositionEmbedding(nn.Embedding):
+    """Replaces the architecture's position table and shares its weight, so that the state dict stays the same.
 
-
-class OwnTable(nn.Embedding):
-    """The architecture's own table, read otherwise; its class is put in place of `nn.Embedding`.
-
-    Held, it gives the architecture nothing and is read by the scheme alone, which asks with `read=True`.
+    Args:
+        table: The table to replace.
+        extend: How to compute rows that the table lacks; None if it has them all.
+        max_positions: How many positions the extended table has.
+        scheme_owned: Whether only the scheme reads the table. The architecture then adds zero.
     """
 
-    how: str | None
-    max_positions: int
-    held: bool
+    def __init__(self, table: nn.Embedding, extend: str | None, max_positions: int, scheme_owned: bool) -> None:
+        super().__init__(table.num_embeddings, table.embedding_dim, table.padding_idx, _weight=table.weight)
+        self.weight = table.weight  # the same Parameter: an optimizer may already hold it
+        self.extend, self.max_positions, self.scheme_owned = extend, max_positions, scheme_owned
+        self.train(table.training)
 
-    def forward(self, positions: torch.Tensor, read: bool = False) -> torch.Tensor:
-        if self.held and not read:
-            return torch.zeros((), device=positions.device)
-        return super().forward(positions) if self.how is None else self._extended(positions, self.how)
-
-    def _extended(self, positions: torch.Tensor, how: str) -> torch.Tensor:
-        return extended_rows(self.weight, positions, how, self.max_positions)
+    def forward(self, position_ids: torch.Tensor, for_scheme: bool = False) -> torch.Tensor:
+        if self.scheme_owned and not for_scheme:
+            return torch.zeros((), device=position_ids.device)
+        if self.extend is None:
+            return super().forward(position_ids)
+        return extended_rows(self.weight, position_ids, self.extend, self.max_positions)
 
 
 class Learned(InputScheme):
@@ -121,19 +104,11 @@ class Learned(InputScheme):
     def uses_stock_table(self) -> bool:
         return self.shape.table_size is not None
 
-    def patch_embedding(self, table: nn.Embedding, held: bool) -> None:
-        """Give the table the extended lookup where one is asked for, and silence it where held."""
-        extended = self.options.extend if self.max_positions > table.num_embeddings else None
-        if extended or held:
-            settings = {"how": extended, "max_positions": self.max_positions, "held": held}
-            table.__class__ = OwnTable
-            table.__dict__.update(settings)
-
-    def unpatch_embedding(self, table: nn.Embedding) -> None:
-        if type(table) is OwnTable:
-            table.__class__ = nn.Embedding  # type: ignore[assignment]
-            for name in ("how", "max_positions", "held"):
-                del table.__dict__[name]
+    def patch_embedding(self, table: nn.Embedding, scheme_owned: bool) -> nn.Embedding:
+        extend = self.options.extend if self.max_positions > table.num_embeddings else None
+        if extend is None and not scheme_owned:
+            return table
+        return PatchedPositionEmbedding(table, extend, self.max_positions, scheme_owned)
 
     def embed(self, inputs_embeds_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
         self._refuse_long_inputs(positions)
@@ -141,9 +116,9 @@ class Learned(InputScheme):
             return inputs_embeds_BQE  # the architecture adds its table itself, where it always did
         return super().embed(inputs_embeds_BQE, positions)
 
-    def vectors(self, positions: Positions) -> torch.Tensor:
+    def position_embeddings(self, positions: Positions) -> torch.Tensor:
         if positions.table is not None:
-            return positions.table(positions.queries_BQ, read=True)
+            return positions.table(positions.queries_BQ, for_scheme=True)
         return nn.functional.embedding(positions.queries_BQ, self.weight)
 
     def _refuse_long_inputs(self, positions: Positions) -> None:

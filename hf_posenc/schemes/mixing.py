@@ -122,11 +122,11 @@ class InputScheme(Scheme, abc.ABC):
         self.needs_context = options.query == "context"
 
     @abc.abstractmethod
-    def vectors(self, positions: Positions) -> torch.Tensor:
+    def position_embeddings(self, positions: Positions) -> torch.Tensor:
         """(B or 1, Q, P): the vector of each token's position."""
 
     def embed(self, inputs_embeds_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
-        vectors = self.vectors(positions).to(inputs_embeds_BQE.dtype)
+        vectors = self.position_embeddings(positions).to(inputs_embeds_BQE.dtype)
         if self.mixer is None:
             return inputs_embeds_BQE + vectors
         asking = inputs_embeds_BQE

@@ -42,9 +42,9 @@ class Options:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if not fits(hints[field.name], value):
+            if not matches_type(hints[field.name], value):
                 raise ValueError(
-                    f"{field.name} must be {spell(hints[field.name])}, got {truncate_repr(value)}{_way_out(field.name, value)}"
+                    f"{field.name} must be {describe_type(hints[field.name])}, got {truncate_repr(value)}{_way_out(field.name, value)}"
                 )
             if isinstance(value, int) and value > MAX_INTEGER:
                 raise ValueError(f"{field.name} must be at most {MAX_INTEGER:,}, got {truncate_repr(value)}")
@@ -60,16 +60,16 @@ def _way_out(name: str, value: Any) -> str:
     return ""
 
 
-def fits(hint: Any, value: Any) -> bool:
+def matches_type(hint: Any, value: Any) -> bool:
     """Whether `value`, as it comes out of JSON, is of the type `hint`."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(fits(part, value) for part in typing.get_args(hint))
+        return any(matches_type(part, value) for part in typing.get_args(hint))
     if origin is typing.Literal:
         return isinstance(value, str) and value in typing.get_args(hint)
     if origin is list:
         (item,) = typing.get_args(hint)
-        return isinstance(value, list) and all(fits(item, part) for part in value)
+        return isinstance(value, list) and all(matches_type(item, part) for part in value)
     if origin is not None:
         return isinstance(value, origin)
     if hint is float:
@@ -86,11 +86,11 @@ def _is_float(value: float) -> bool:
         return False
 
 
-def spell(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """A type hint in words that stand in an error message or a reference page."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(spell(part) for part in typing.get_args(hint))
+        return " or ".join(describe_type(part) for part in typing.get_args(hint))
     if origin is typing.Literal:
         return " or ".join(repr(part) for part in typing.get_args(hint))
     if hint is type(None):
@@ -98,6 +98,6 @@ def spell(hint: Any) -> str:
     if origin is dict:
         return "a dict"
     if origin is list:
-        return f"a list of {', '.join(map(spell, typing.get_args(hint)))}"
+        return f"a list of {', '.join(map(describe_type, typing.get_args(hint)))}"
     words = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a string"}
     return words.get(hint, str(getattr(hint, "__name__", hint)))

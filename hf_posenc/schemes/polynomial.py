@@ -42,7 +42,7 @@ class Polynomial(InputScheme):
         self.max_positions = options.max_positions or max(shape.max_positions, 2)
         self.waves = sample_frequencies(options.degree, self.position_size, "polynomial: degree")
 
-    def vectors(self, positions: Positions) -> torch.Tensor:
+    def position_embeddings(self, positions: Positions) -> torch.Tensor:
         places = positions.queries_BQ.clamp(min=0, max=self.max_positions - 1).to(positions.dtype)
         argument = 2 * places / (self.max_positions - 1) - 1
         powers = [torch.ones_like(argument), argument]

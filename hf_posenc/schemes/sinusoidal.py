@@ -39,6 +39,6 @@ class Sinusoidal(InputScheme):
     Options = SinusoidalOptions
     options: SinusoidalOptions
 
-    def vectors(self, positions: Positions) -> torch.Tensor:
+    def position_embeddings(self, positions: Positions) -> torch.Tensor:
         base, layout = self.options.base, self.options.layout
         return sinusoids(positions.queries_BQ, self.position_size, base, layout, positions.dtype)

@@ -32,14 +32,14 @@ class DistanceTable:
 class QueryTerm:
     """Of the query and the distance: the product of the query, before any rotation, and the distance's vector."""
 
-    of: DistanceTable
+    table: DistanceTable
 
 
 @dataclasses.dataclass(frozen=True)
 class KeyTerm:
     """Of the key and the distance: the product of the key, as it is cached, and the distance's vector."""
 
-    of: DistanceTable
+    table: DistanceTable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Window(InputScheme):
             else:
                 init.zeros_(table)
 
-    def vectors(self, positions: Positions) -> torch.Tensor:
+    def position_embeddings(self, positions: Positions) -> torch.Tensor:
         size, lookup = self.options.window_size, nn.functional.embedding
         place = lookup(positions.queries_BQ % size, self.places)
         window = lookup((positions.queries_BQ // size).clamp(max=self.windows.shape[0] - 1), self.windows)

@@ -94,7 +94,7 @@ def test_cope_is_refused_where_queries_see_ahead() -> None:
 def test_a_scheme_of_the_input_must_say_its_vectors() -> None:
     from hf_posenc.schemes.mixing import InputScheme, MixOptions
 
-    with pytest.raises(TypeError, match="vectors"):
+    with pytest.raises(TypeError, match="position_embeddings"):
         type("Nothing", (InputScheme,), {})(MixOptions(), None)
 
 
@@ -134,7 +134,7 @@ def test_autocast_keeps_neighbouring_positions_apart() -> None:
         words = torch.zeros(1, 2048, tiny.WIDTH)
         with torch.autocast("cpu", torch.bfloat16):
             located = model.transformer.prepare_inputs({"inputs_embeds": words})
-            vectors = model.transformer.position_scheme[0].vectors(located.positions)[0]
+            vectors = model.transformer.position_scheme[0].position_embeddings(located.positions)[0]
         assert vectors.unique(dim=0).shape[0] == 2048, scheme
 
 

@@ -254,8 +254,9 @@ def test_learned_slopes_get_the_gradient_of_the_bias(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["gpt2", "bert"])
 def test_extended_tables_equal_a_loop(architecture: str, how: str) -> None:
     model, rows, longer = tiny.model(architecture), tiny.TRAINED_LENGTH, 2 * tiny.TRAINED_LENGTH
-    own = model.transformer.wpe if architecture == "gpt2" else model.bert.embeddings.position_embeddings
-    weight = own.weight.detach().clone()
+    path = "transformer.wpe" if architecture == "gpt2" else "bert.embeddings.position_embeddings"
+    stock_table = model.get_submodule(path)
+    weight = stock_table.weight.detach().clone()
     expected = torch.zeros(longer, tiny.WIDTH, dtype=torch.float64)
     for position in range(longer):
         if how == "tile":
@@ -268,7 +269,7 @@ def test_extended_tables_equal_a_loop(architecture: str, how: str) -> None:
             base = [(row - 0.4 * weight[0]) / 0.6 for row in weight]
             expected[position] = 0.4 * base[position // rows] + 0.6 * base[position % rows]
     hf_posenc.retrofit(model, {"type": "learned", "max_positions": longer, "extend": how})
-    found = own(torch.arange(longer)[None])[0]
+    found = model.get_submodule(path)(torch.arange(longer)[None])[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     if how != "interpolate":
         assert torch.equal(found[:rows], weight)
@@ -276,5 +277,5 @@ def test_extended_tables_equal_a_loop(architecture: str, how: str) -> None:
     with pytest.raises(ValueError, match=f"length {longer + 1}.*serves {longer} positions"):
         model(tiny.tokens(1, longer + 1))
     hf_posenc.restore(model)
-    assert type(own) is torch.nn.Embedding
-    assert torch.equal(own.weight, weight)
+    assert model.get_submodule(path) is stock_table
+    assert torch.equal(stock_table.weight, weight)

@@ -207,7 +207,7 @@ def test_a_neutral_mix_leaves_the_words_alone_and_can_learn(architecture: str, n
 
 def vectors_of(position_scheme: Any, positions: torch.Tensor, **changes: Any) -> tuple[Any, torch.Tensor]:
     scheme = tiny.model("llama", position_scheme, **changes).base_model.position_scheme[0]
-    return scheme, scheme.vectors(types.SimpleNamespace(queries_BQ=positions[None], dtype=torch.float64))[0]
+    return scheme, scheme.position_embeddings(types.SimpleNamespace(queries_BQ=positions[None], dtype=torch.float64))[0]
 
 
 @pytest.mark.parametrize("degree", [1, 3, 31])
