@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..attention.dense import materialize
 from ..attention.function import schemes_at, score_terms
-from ..attention.materialize import materialize
 from ..schemes.inputs import Content, Positions
 from ..schemes.terms import DistanceBias, KeyTerm, QueryTerm, Term
 from .subjects import names_of, positioned, positions_of, refuse_layer, schemes_with

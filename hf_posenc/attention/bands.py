@@ -55,9 +55,7 @@ class DistanceVectors:
 class Tile:
     """Consecutive rows and columns: the columns that are near any of the rows, and the vectors between the two."""
 
-    def __init__(
-        self, vectors: DistanceVectors, heads: slice, rows: tuple[int, int], columns: tuple[int, int]
-    ) -> None:
+    def __init__(self, vectors: DistanceVectors, heads: slice, rows: tuple[int, int], columns: tuple[int, int]) -> None:
         start, stop = columns
         near_start = min(max(vectors.first - rows[1] + 2, start), stop)
         near_stop = min(max(vectors.last - rows[0], near_start), stop)

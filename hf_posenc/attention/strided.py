@@ -41,9 +41,7 @@ def strided_attention_unpadded(call: AttentionCall) -> AttentionOutput:
         output_BQHD = query.transpose(1, 2)
         if start < stop:  # a row may be all padding
             causal = call.positions.causal and stop - start > 1
-            unpadded = dataclasses.replace(
-                call, query=query, key=key, value=value, attention_mask=None, causal=causal
-            )
+            unpadded = dataclasses.replace(call, query=query, key=key, value=value, attention_mask=None, causal=causal)
             output_BQHD = _attend(unpadded, values_HL[:, length - (stop - start) : length - 1 + (stop - start)])
         padded = nn.functional.pad(output_BQHD, (0, 0, 0, 0, start, length - stop))
         outputs.update(zip(rows, padded, strict=True))
