@@ -64,25 +64,26 @@ def rename(data: Any, name: str) -> Any:
 
 
 def draw_schemes() -> None:
-    model, plain = analysis.scheme_model, analysis.encoding
-    wide = plain(model("sinusoidal", width=512, heads=8), 128)
-    save_figure("encoding", plots.encoding(wide), wide)
-    moved = analysis.movement(wide)
-    save_figure("movement", plots.movement(moved), moved)
+    model, plain = analysis.build_model, analysis.position_embeddings
+    wide = plain(model("sinusoidal", hidden_size=512, num_heads=8), 128)
+    save_figure("encoding", plots.position_embeddings(wide), wide)
+    save_figure("movement", plots.feature_ranges(wide), wide)
     buckets = {"type": "deberta", "buckets": 16, "max_distance": 64}
     kinds = {"t5": "t5", "shaw": "shaw, clipped at 16", "deberta": "deberta, 16 buckets"}
-    tables = [analysis.relative_rows(model(buckets if kind == "deberta" else kind, causal=False), 64) for kind in kinds]
+    tables = [
+        analysis.relative_buckets(model(buckets if kind == "deberta" else kind, causal=False), 64) for kind in kinds
+    ]
     rows = [rename(data, name) for data, name in zip(tables, kinds.values(), strict=True)]
-    save_figure("relative", plots.relative(*rows), *rows)
+    save_figure("relative", plots.relative_buckets(*rows), *rows)
     for scheme in ("alibi", "sandwich"):
-        bias = analysis.bias_by_distance(model(scheme, heads=8), 128)
-        save_figure(f"bias-{scheme}", plots.bias(bias), bias)
-    slow = rename(analysis.decay(model({"type": "rope", "theta": 500000.0}, heads=1)), "rope, theta 500000")
-    decays = [analysis.decay(model(scheme, heads=1)) for scheme in ("rope", "xpos")]
-    save_figure("decay", plots.decay(*decays, slow), *decays, slow)
-    mixes = [analysis.separation(model("sinusoidal", width=width)) for width in (64, 256)]
-    apart = analysis.separation(model("sinusoidal"), side_by_side=True)
-    save_figure("separation-sinusoids", plots.separation(*mixes, apart), *mixes, apart)
+        bias = analysis.bias_by_distance(model(scheme, num_heads=8), 128)
+        save_figure(f"bias-{scheme}", plots.bias_by_distance(bias), bias)
+    slow = rename(analysis.rotary_decay(model({"type": "rope", "theta": 500000.0}, num_heads=1)), "rope, theta 500000")
+    decays = [analysis.rotary_decay(model(scheme, num_heads=1)) for scheme in ("rope", "xpos")]
+    save_figure("decay", plots.rotary_decay(*decays, slow), *decays, slow)
+    mixes = [analysis.separability(model("sinusoidal", hidden_size=width)) for width in (64, 256)]
+    apart = analysis.separability(model("sinusoidal"), unmixed=True)
+    save_figure("separation-sinusoids", plots.separability(*mixes, apart), *mixes, apart)
 
 
 def draw_small_models(steps: int) -> None:
@@ -91,15 +92,15 @@ def draw_small_models(steps: int) -> None:
     for mix in ("add", "concat", "attention"):
         models[mix], loss = train({"type": "learned", "mix": mix}, text, steps)
         log(f"a small GPT-2, learned positions, mix {mix}: loss {loss:.3f} after {steps} steps")
-    mixes = [analysis.separation(model) for model in models.values()]
-    mixes.append(analysis.separation(models["add"], side_by_side=True))
-    save_figure("separation-trained", plots.separation(*mixes), *mixes)
+    mixes = [analysis.separability(model) for model in models.values()]
+    mixes.append(analysis.separability(models["add"], unmixed=True))
+    save_figure("separation-trained", plots.separability(*mixes), *mixes)
     common = [token for token, word in enumerate(words) if word.isalpha()][:128]
-    cloud = analysis.clouds(models["add"], common, labels=[words[token] for token in common])
+    cloud = analysis.token_clusters(models["add"], common, labels=[words[token] for token in common])
     cloud = rename(cloud, "small GPT-2, add")
-    save_figure("clouds", plots.clouds(cloud), cloud)
-    table = analysis.movement(rename(analysis.encoding(models["add"], LENGTH), "learned by a small GPT-2"))
-    save_figure("movement-learned", plots.movement(table), table)
+    save_figure("clouds", plots.token_clusters(cloud), cloud)
+    table = rename(analysis.position_embeddings(models["add"], LENGTH), "learned by a small GPT-2")
+    save_figure("movement-learned", plots.feature_ranges(table), table)
     draw_small_rope_model(text, steps)
 
 
@@ -107,11 +108,11 @@ def draw_small_rope_model(text: torch.Tensor, steps: int) -> None:
     rope, loss = train("rope", text, steps)
     log(f"the same with rope: loss {loss:.3f}")
     ids = text[: 16 * LENGTH].view(16, LENGTH)
-    used = analysis.frequencies(rope, ids, "small GPT-2, rope")
-    save_figure("frequencies", plots.frequencies(used), used)
+    used = analysis.rotary_frequencies(rope, ids, "small GPT-2, rope")
+    save_figure("frequencies", plots.rotary_frequencies(used), used)
     before = analysis.attention_by_distance(rope, ids, "small GPT-2, rope")
     after = analysis.attention_by_distance(with_scheme(rope, "alibi"), ids, "alibi, before any training")
-    save_figure("attention", plots.attention(before, after), before, after)
+    save_figure("attention", plots.attention_by_distance(before, after), before, after)
 
 
 def with_scheme(model: Any, scheme: str) -> Any:
@@ -124,30 +125,33 @@ def with_scheme(model: Any, scheme: str) -> Any:
 
 
 def draw_llama(directory: str, name: str, data: Path) -> None:
-    model, ids = analysis.checkpoint_model(directory), analysis.token_rows(directory, data, 256, 16)
-    slower = analysis.checkpoint_model(directory, {"type": "rope", "theta": 500000.0})
-    used = [analysis.frequencies(model, ids, name), analysis.frequencies(slower, ids, "theta 500,000, not trained")]
-    save_figure("frequencies-llama", plots.frequencies(*used), *used)
+    model, ids = analysis.load_model(directory), analysis.tokenize_file(directory, data, 256, 16)
+    slower = analysis.load_model(directory, {"type": "rope", "theta": 500000.0})
+    used = [
+        analysis.rotary_frequencies(model, ids, name),
+        analysis.rotary_frequencies(slower, ids, "theta 500,000, not trained"),
+    ]
+    save_figure("frequencies-llama", plots.rotary_frequencies(*used), *used)
     before = analysis.attention_by_distance(model, ids, name)
-    changed = analysis.checkpoint_model(directory, "alibi")
+    changed = analysis.load_model(directory, "alibi")
     after = analysis.attention_by_distance(changed, ids, "alibi, before any training")
-    save_figure("attention-llama", plots.attention(before, after), before, after)
+    save_figure("attention-llama", plots.attention_by_distance(before, after), before, after)
 
 
 def draw_bert(directory: str, name: str) -> None:
-    model = analysis.checkpoint_model(directory)
-    first, table = (rename(analysis.encoding(model, length), name) for length in (128, 512))
-    save_figure("encoding-bert", plots.encoding(first), first)
-    moved = analysis.movement(table)
-    sinusoids = analysis.encoding(analysis.scheme_model("sinusoidal", width=table.table.shape[1], heads=12), 512)
-    others = analysis.movement(sinusoids)
-    save_figure("movement-bert", plots.movement(moved, others), moved, others)
-    mixes = [rename(analysis.separation(model, side_by_side=side), name) for side in (False, True)]
-    save_figure("separation-bert", plots.separation(*mixes), *mixes)
+    model = analysis.load_model(directory)
+    first, table = (rename(analysis.position_embeddings(model, length), name) for length in (128, 512))
+    save_figure("encoding-bert", plots.position_embeddings(first), first)
+    sinusoids = analysis.position_embeddings(
+        analysis.build_model("sinusoidal", hidden_size=table.table.shape[1], num_heads=12), 512
+    )
+    save_figure("movement-bert", plots.feature_ranges(table, sinusoids), table, sinusoids)
+    mixes = [rename(analysis.separability(model, unmixed=side), name) for side in (False, True)]
+    save_figure("separation-bert", plots.separability(*mixes), *mixes)
     reader = AutoTokenizer.from_pretrained(directory)
     common = reader.convert_tokens_to_ids(COMMON_WORDS.split())
-    cloud = rename(analysis.clouds(model, common, labels=COMMON_WORDS.split()), name)
-    save_figure("clouds-bert", plots.clouds(cloud), cloud)
+    cloud = rename(analysis.token_clusters(model, common, labels=COMMON_WORDS.split()), name)
+    save_figure("clouds-bert", plots.token_clusters(cloud), cloud)
 
 
 def save_evaluation(name: str, figure: Any, data: Any = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import matplotlib
 
 from hf_posenc import plots
-from hf_posenc.analysis import Attended, Encoding
+from hf_posenc.analysis import AttentionByDistance, PositionEmbeddings
 from hf_posenc.evaluation.figures import length_curve_figure, position_figure
 from hf_posenc.evaluation.report import Evaluation
 from hf_posenc.plots.style import COLORS, MARKERS, SEQUENTIAL_CMAP, subplots
@@ -52,13 +52,13 @@ def _between(value: float, ends: tuple[float, float]) -> bool:
     return ends[0] <= value <= ends[1]
 
 
-def table(encoding: Encoding) -> str:
-    figure = plots.encoding(encoding)
+def table(encoding: PositionEmbeddings) -> str:
+    figure = plots.position_embeddings(encoding)
     figure.axes[0].set_title("")
     return _svg(figure, "heat map of the learned table: positions downwards, features across")
 
 
-def attention(found: Sequence[Attended]) -> str:
+def attention(found: Sequence[AttentionByDistance]) -> str:
     """A heat map for each model, a row for each head, on one scale."""
     figure, drawn = subplots(2, 2, WIDTH, 4.6)
     highest = max(one.binned()[1].max().item() for one in found)

@@ -72,19 +72,19 @@ def broken_promises(evaluation: Evaluation) -> list[str]:
     return found
 
 
-def attended(models: dict[str, Path], texts: Texts) -> list[analysis.Attended]:
+def attended(models: dict[str, Path], texts: Texts) -> list[analysis.AttentionByDistance]:
     """Where each model looks, on rows of the trained length."""
-    rows = analysis.token_rows(next(iter(models.values())), texts.test, TRAINED_LENGTH, LOOKED_AT)
+    rows = analysis.tokenize_file(next(iter(models.values())), texts.test, TRAINED_LENGTH, LOOKED_AT)
     return [
         analysis.attention_by_distance(AutoModelForCausalLM.from_pretrained(path), rows, name)
         for name, path in models.items()
     ]
 
 
-def learned_table(stock: Path) -> analysis.Encoding:
+def learned_table(stock: Path) -> analysis.PositionEmbeddings:
     """The positions that the stock model has learnt."""
     model = AutoModelForCausalLM.from_pretrained(stock, position_scheme="learned")
-    return analysis.encoding(model, TRAINED_LENGTH)
+    return analysis.position_embeddings(model, TRAINED_LENGTH)
 
 
 @dataclasses.dataclass(frozen=True)

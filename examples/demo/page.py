@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from hf_posenc.analysis import Attended, Encoding
+from hf_posenc.analysis import AttentionByDistance, PositionEmbeddings
 from hf_posenc.evaluation.report import Evaluation
 
 from . import figures
@@ -35,8 +35,8 @@ class Story:
     original: float
     """Perplexity of the stock model on the text that is watched while the others recover."""
     curves: dict[str, list[Look]]
-    attended: list[Attended]
-    table: Encoding
+    attended: list[AttentionByDistance]
+    table: PositionEmbeddings
     samples: list[Sample]
     parameters: int
     longer_from: int

@@ -1,26 +1,25 @@
-"""Pictures of what `hf_posenc.analysis` measures. Every function takes its data and returns a matplotlib figure.
+"""Figures of what `hf_posenc.analysis` measures: each function draws the results of the analysis of the same name.
 
 Needs matplotlib: pip install hf_posenc[plots]
 """
 
 from __future__ import annotations
 
-from .attention import attention, frequencies
-from .distances import bias, decay, relative
-from .mixing import clouds, separation
+from .distance import attention_by_distance, bias_by_distance, relative_buckets
+from .embeddings import feature_ranges, position_embeddings, separability, token_clusters
+from .rotary import rotary_decay, rotary_frequencies
 from .style import check_figure_path, save_figure
-from .tables import encoding, movement
 
 __all__ = [
-    "attention",
-    "bias",
+    "attention_by_distance",
+    "bias_by_distance",
     "check_figure_path",
-    "clouds",
-    "decay",
-    "encoding",
-    "frequencies",
-    "movement",
-    "relative",
+    "feature_ranges",
+    "position_embeddings",
+    "relative_buckets",
+    "rotary_decay",
+    "rotary_frequencies",
     "save_figure",
-    "separation",
+    "separability",
+    "token_clusters",
 ]

@@ -5,6 +5,7 @@ matplotlib is an optional dependency and is only imported when a figure is drawn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -12,6 +13,7 @@ from ..errors import PosEncError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -78,6 +80,39 @@ def draw_diverging(axes: Axes, matrix: np.ndarray, label: str) -> None:
         limit = clipped
     image = axes.imshow(matrix, cmap=DIVERGING_CMAP, vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
     axes.figure.colorbar(image, ax=axes, label=label, extend="both" if limit < magnitudes[-1] else "neither")
+
+
+def draw_heads(
+    names: Sequence[str], shares: Sequence[torch.Tensor], label: str, layers: Sequence[int] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """Heat maps of (layers, heads, columns), one row per head; for two of them, also the change."""
+    num_layers, num_heads = shares[0].shape[:2]
+    columns = 1 if len(shares) == 1 else 3
+    figure, panels = subplots(1, columns, 4.6 * columns, max(3.4, 2.2 + 0.09 * num_layers * num_heads))
+    for axes, name, share in zip(panels, names, shares, strict=False):
+        draw_heatmap(axes, share.flatten(0, 1).numpy(), label, vmax=max(float(each.max()) for each in shares))
+        axes.set_title(name)
+    if len(shares) == 2:
+        draw_diverging(panels[2], (shares[1] - shares[0]).flatten(0, 1).numpy(), f"change of {label}")
+        panels[2].set_title("change")
+    labelled = range(0, num_layers, -(-num_layers // 24))
+    for axes in panels:
+        for layer in range(1, num_layers):
+            axes.axhline(layer * num_heads - 0.5, color="0.75", linewidth=0.8)
+        centers = [layer * num_heads + (num_heads - 1) / 2 for layer in labelled]
+        axes.set_yticks(centers, [f"layer {(layers or range(num_layers))[layer]}" for layer in labelled])
+        axes.set_ylabel("one row per head")
+    return figure, panels
+
+
+def spread_ticks(size: int, count: int) -> list[int]:
+    """At most `count` indices spread evenly over `size`."""
+    return sorted({round(step * (size - 1) / (count - 1)) for step in range(count)})
+
+
+def check_not_empty(results: Sequence[object]) -> None:
+    if not results:
+        raise PosEncError("expected at least one result to draw")
 
 
 def legend_outside(figure: Figure, axes: Axes, columns: int = 1) -> None:

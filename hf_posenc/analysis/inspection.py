@@ -1,0 +1,197 @@
+"""Access to the position schemes inside a model. Only this module depends on how variants store and call them.
+
+Shape legend: B batch, H heads, N tokens, D head size, E hidden size, P size of a position vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..attention.function import apply_rotation, schemes_at, score_terms
+from ..attention.materialize import materialize
+from ..errors import PosEncError
+from ..patches.architecture import Architecture
+from ..patches.live_models import ARCHITECTURES, restore, retrofit
+from ..patches.variants import PosEncBaseModel, PosEncModel
+from ..schemes.base import STOCK_ROTATION, ModelShape, Scheme
+from ..schemes.inputs import Content, Positions
+from ..schemes.mixing import InputScheme
+from ..schemes.terms import DistanceBias, KeyTerm, QueryTerm
+
+
+def stock_scheme_name(architecture: Architecture) -> str:
+    """The scheme that reproduces the architecture's own position encoding bit for bit."""
+    return "learned" if architecture.table else "rope"
+
+
+@contextmanager
+def inspect_model(model: nn.Module, length: int) -> Iterator[ModelInspector]:
+    """Inspect a model in eval mode and without gradients, at `length` positions.
+
+    A stock model carries its own encoding as a scheme inside the block and is restored afterwards.
+    """
+    architecture = next((known for known in ARCHITECTURES.values() if isinstance(model, known.family)), None)
+    if architecture is None:
+        raise PosEncError(
+            f"{type(model).__name__} is not a supported model; expected a model of {sorted(ARCHITECTURES)} "
+            "(unwrap a compiled, parallel or PEFT model first)"
+        )
+    is_stock = not isinstance(model, PosEncModel)
+    training_modes = [(module, module.training) for module in model.modules()]
+    if is_stock:
+        retrofit(model, stock_scheme_name(architecture))
+    try:
+        model.eval()
+        with torch.no_grad():
+            base = next(module for module in model.modules() if isinstance(module, PosEncBaseModel))
+            yield ModelInspector(base, length)
+    finally:
+        if is_stock:
+            restore(model)
+        for module, training in training_modes:
+            module.training = training
+
+
+class ModelInspector:
+    """A base model, and the positions of one unpadded sequence with what its schemes precompute for them."""
+
+    def __init__(self, base: PreTrainedModel, length: int) -> None:
+        if length < 2:
+            raise PosEncError(f"length must be at least 2, got {length}")
+        self.base = base
+        self.schemes: list[Scheme] = list(base.position_scheme)
+        self.name = " + ".join(scheme.name for scheme in self.schemes)
+        self.shape: ModelShape = self.schemes[0].shape
+        self.attentions = [attention for _, attention in base.architecture.attentions(base)]
+        self.token_vectors: torch.Tensor = base.get_input_embeddings().weight
+        input_ids = torch.zeros(1, length, dtype=torch.long, device=base.device)
+        self.positions: Positions = base.prepare_inputs({"input_ids": input_ids}).positions
+
+    def check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.shape.num_layers:
+            raise PosEncError(f"layer {layer} does not exist; the model has layers 0 to {self.shape.num_layers - 1}")
+
+    def run(self, input_ids: torch.Tensor, on_attention: Callable[[int, torch.Tensor, torch.Tensor], None]) -> None:
+        """Run rows of tokens one by one, calling `on_attention(layer, hidden_states_NE, weights_HNN)` in each layer."""
+        if input_ids.dim() != 2:
+            raise PosEncError(f"input_ids must have shape (rows, tokens), got {tuple(input_ids.shape)}")
+        vocab_size, largest = len(self.token_vectors), int(input_ids.max())
+        if largest >= vocab_size or int(input_ids.min()) < 0:
+            raise PosEncError(
+                f"token {largest} is outside the model's vocabulary of {vocab_size} tokens; models are compared on "
+                "the same tokens, so they must share a tokenizer"
+            )
+
+        def hook(layer: int, module: nn.Module, args: tuple, kwargs: dict, output: tuple[torch.Tensor, ...]) -> None:
+            hidden_states = args[0] if args else kwargs["hidden_states"]
+            on_attention(layer, hidden_states[0], output[1][0])
+
+        with ExitStack() as cleanup:
+            cleanup.callback(self.base.set_attn_implementation, self.base.config._attn_implementation)
+            self.base.set_attn_implementation("eager")  # the only one that returns attention weights
+            for layer, attention in enumerate(self.attentions):
+                cleanup.callback(attention.register_forward_hook(partial(hook, layer), with_kwargs=True).remove)
+            for row in input_ids.to(self.base.device):
+                self.base(input_ids=row[None], use_cache=False)
+
+    def position_vectors(self) -> list[torch.Tensor]:
+        """(N, P) for each scheme at the input embedding."""
+        tables = []
+        for scheme in self.schemes:
+            if isinstance(scheme, InputScheme):
+                vectors_BNP = self._stock_table(scheme, self.positions)
+                vectors_BNP = scheme.position_embeddings(self.positions) if vectors_BNP is None else vectors_BNP
+                tables.append(vectors_BNP[0].float().expand(self.positions.key_length, -1).clone().cpu())
+            elif scheme.acts_at("embed"):
+                raise PosEncError(f"{scheme.name} changes token embeddings without a vector for each position")
+        return tables
+
+    def mix(self) -> str:
+        """How tokens and positions are combined at the input embedding; "none" without positions there."""
+        return next((scheme.options.mix for scheme in self.schemes if isinstance(scheme, InputScheme)), "none")
+
+    def input_embeddings(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """(B, N, E): token embeddings with positions mixed in, before the model's first layer norm."""
+        inputs = {"input_ids": input_ids.to(self.base.device)}
+        positions = self.base.prepare_inputs(inputs).positions
+        embeddings = inputs.get("inputs_embeds")
+        embeddings = self.token_vectors[inputs["input_ids"]] if embeddings is None else embeddings
+        for scheme in self.schemes:
+            vectors_BNE = self._stock_table(scheme, positions)
+            embeddings = embeddings if vectors_BNE is None else embeddings + vectors_BNE
+        return embeddings.float().cpu()
+
+    def unmixed_embeddings(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """(B, N, E + P): token and position vectors side by side."""
+        positions = [table.expand(len(input_ids), -1, -1) for table in self.position_vectors()]
+        return torch.cat([self.token_vectors.float().cpu()[input_ids], *positions], dim=-1)
+
+    def _stock_table(self, scheme: Scheme, positions: Positions) -> torch.Tensor | None:
+        """Rows of the architecture's own table, if the scheme leaves it to the stock forward to add them."""
+        if not scheme.uses_stock_table() or positions.table is not None:
+            return None
+        return self.base.get_submodule(self.base.architecture.table)(positions.queries_BQ)
+
+    def has_rotation(self, layer: int) -> bool:
+        active = self.positions.active[layer]
+        return bool(active["rotate"] or active[STOCK_ROTATION])
+
+    def rotate(self, states_BHND: torch.Tensor, layer: int, *, keys: bool) -> torch.Tensor:
+        """Apply the rotations of a layer, including those that stock code applies with a scheme's angles."""
+        active, positions = self.positions.active[layer], self.positions
+        indices = (*active["rotate"], *active[STOCK_ROTATION])
+        rotations = [(positions.schemes[index], positions.prepared[index], None) for index in indices]
+        return apply_rotation(states_BHND, rotations, keys)
+
+    def rotated_query_key(self, layer: int, states_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two (H, N, D): rotated queries and keys of a layer, with grouped keys repeated for every head."""
+        like_BHND = states_NE.new_empty(1, self.shape.num_heads, 0, self.shape.head_size)
+        query, key = self.attentions[layer].project_rows(states_NE, like_BHND)
+        return self.rotate(query[None], layer, keys=False)[0], self.rotate(key[None], layer, keys=True)[0]
+
+    def lookup_indices(self) -> torch.Tensor | None:
+        """The table rows that the first scheme with a lookup by distance reads: (2 N - 1,), or (1, N, N) by pair."""
+        for scheme, prepared in zip(self.schemes, self.positions.prepared, strict=True):
+            indices = getattr(prepared, "buckets", prepared)
+            if scheme.acts_at("score") and isinstance(indices, torch.Tensor) and not indices.is_floating_point():
+                return indices.cpu()
+        return None
+
+    def content_free_bias(self, layer: int) -> tuple[torch.Tensor | None, Callable[[int], torch.Tensor]] | None:
+        """The bias of a layer that does not depend on queries and keys, or None if it has none.
+
+        Returns (H, 2 N - 1) values by distance, if only the distance matters, and a function from a query position
+        to its (H, N) bias.
+        """
+        attention, positions, length = self.attentions[layer], self.positions, self.positions.key_length
+        zeros = self.token_vectors.new_zeros(1, self.shape.num_heads, length, self.shape.head_size)
+        visible = torch.ones(1, 1, length, length, dtype=torch.bool, device=zeros.device)
+        visible = visible.tril() if positions.causal else visible
+        scaling = self.shape.head_size**-0.5
+        content = Content(
+            zeros, zeros, zeros, scaling, lambda: visible, lambda rows: attention.project_rows(rows, zeros)
+        )
+        terms = [
+            term
+            for active in schemes_at("score", attention, positions)
+            if active[0].needs_distances  # CoPE counts tokens by content, so it has no content-free term
+            for term in score_terms([active], content)
+            if not isinstance(term, (QueryTerm, KeyTerm))
+        ]
+        if not terms:
+            return None
+        by_distance = [term.values for term in terms if isinstance(term, DistanceBias)]
+        others = [term for term in terms if not isinstance(term, DistanceBias)]
+        others_are_zero = all(isinstance(term, torch.Tensor) and not term.any() for term in others)
+
+        def at_query(query: int) -> torch.Tensor:
+            dense = [materialize(term, positions, content)[0].expand(-1, length, -1)[:, query] for term in terms]
+            return torch.stack(dense).sum(0).cpu()
+
+        return torch.stack(by_distance).sum(0).cpu() if by_distance and others_are_zero else None, at_query

@@ -1,0 +1,125 @@
+"""`hf-posenc plot`: figures and numbers for schemes and checkpoints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner, Result
+
+import hf_posenc
+from hf_posenc import analysis
+from hf_posenc.cli import app
+from tests.support.tiny_models import model
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["plot", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("kind", "schemes"),
+    [
+        ("position-embeddings", ["sinusoidal"]),
+        ("feature-ranges", ["sinusoidal", "polynomial"]),
+        ("relative-buckets", ["t5", '{"type": "shaw", "max_distance": 4}']),
+        ("bias-by-distance", ["alibi"]),
+        ("rotary-decay", ["rope", "xpos"]),
+        ("separability", ["sinusoidal"]),
+        ("token-clusters", ["sinusoidal"]),
+    ],
+)
+def test_plots_of_schemes(tmp_path: Path, kind: str, schemes: list[str]) -> None:
+    arguments = [kind, *(argument for scheme in schemes for argument in ("--scheme", scheme)), "--length", "24"]
+    drawn = run(*arguments, "--out", str(tmp_path / "figure.svg"), "--json")
+    assert drawn.exit_code == 0, drawn.output
+    assert (tmp_path / "figure.svg").exists()
+    output = json.loads(drawn.stdout)
+    assert output["kind"] == kind
+    assert [result["name"] for result in output["results"]] == schemes
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A directory with a tiny GPT-2 and its tokenizer in stock/, and text.txt."""
+    vocabulary = {f"w{number}": number for number in range(61)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(tmp_path / "stock")
+    model("gpt2", dtype=torch.float32).save_pretrained(tmp_path / "stock")
+    (tmp_path / "text.txt").write_text(" ".join(f"w{number * 7 % 61}" for number in range(300)))
+    return tmp_path
+
+
+def test_attention_of_a_checkpoint(checkpoint: Path) -> None:
+    stock, text, out = str(checkpoint / "stock"), str(checkpoint / "text.txt"), str(checkpoint / "figure.png")
+    arguments = ["attention-by-distance", "--model", stock, "--data", text, "--length", "20", "--rows", "3"]
+    compared = run(*arguments, "--scheme", "alibi", "--out", out, "--json")
+    assert compared.exit_code == 0, compared.output
+    before, after = json.loads(compared.stdout)["results"]
+    assert (before["name"], after["name"]) == ("stock", "stock: alibi")
+    input_ids = analysis.tokenize_file(stock, checkpoint / "text.txt", 20, 3)
+    assert input_ids.shape == (3, 20)
+    expected = analysis.attention_by_distance(analysis.load_model(stock), input_ids)
+    assert torch.allclose(torch.tensor(before["share"], dtype=torch.float64), expected.share)
+    hf_posenc.convert_checkpoint(stock, "rope", checkpoint / "variant")
+    converted = run(*arguments, "--compare", str(checkpoint / "variant"), "--out", out)
+    assert converted.exit_code == 0, converted.output
+    assert "variant: mean attention distance" in converted.output
+
+
+def test_embeddings_of_a_checkpoint(checkpoint: Path) -> None:
+    stock, out = str(checkpoint / "stock"), str(checkpoint / "figure.png")
+    drawn = run("position-embeddings", "--model", stock, "--out", out)
+    assert "48 positions" in drawn.output, drawn.output  # the whole table, which is shorter than the default
+    assert out in drawn.output.replace("\n", "")
+    clusters = json.loads(run("token-clusters", "--model", stock, "--length", "5", "--json").stdout)["results"][0]
+    assert clusters["labels"] == [f"w{token}" for token in clusters["tokens"]]
+
+
+def test_models_without_rotation_are_skipped(checkpoint: Path) -> None:
+    stock, text = str(checkpoint / "stock"), str(checkpoint / "text.txt")
+    arguments = ["rotary-frequencies", "--model", stock, "--data", text, "--length", "20", "--rows", "2", "--json"]
+    skipped = run(*arguments, "--scheme", "rope")
+    assert skipped.exit_code == 0, skipped.output
+    assert [len(result["wavelengths"]) for result in json.loads(skipped.stdout)["results"]] == [4]
+    assert "skipped" in skipped.stderr
+    assert run(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing", "--scheme", "rope", "--out", "x.png"], "rotary-decay"),
+        (["rotary-decay", "--out", "x.png"], "--scheme"),
+        (["rotary-decay", "--scheme", "rope"], "--out"),
+        (["rotary-decay", "--scheme", "rope", "--out", "x.bmp"], ".png"),
+        (["rotary-decay", "--scheme", "roppe", "--out", "x.png"], "did you mean"),
+        (["attention-by-distance", "--scheme", "rope", "--out", "x.png"], "--data"),
+        (["rotary-decay", "--scheme", "rope", "--compare", "x", "--out", "x.png"], "--model"),
+        (["bias-by-distance", "--scheme", "alibi", "--scheme", "t5", "--out", "x.png"], "at most 1"),
+        (["rotary-decay", "--scheme", "rope", "--length", "1", "--out", "x.png"], "--length"),
+        (["position-embeddings", "--model", "nowhere", "--out", "x.png"], "nowhere"),
+        (["rotary-decay", "--scheme", "rope", "--layer", "-1", "--out", "x.png"], "--layer"),
+        (["rotary-decay", "--scheme", "rope", "--rows", "0", "--out", "x.png"], "--rows"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_refusals(arguments: list[str], message: str) -> None:
+    refused = run(*arguments)
+    assert refused.exit_code == 2, refused.output
+    assert message in refused.output
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    arguments = ["rotary-decay", "--scheme", "rope", "--length", "9"]
+    refused = run(*arguments, "--out", str(tmp_path / "x.png"))
+    assert refused.exit_code == 2
+    assert "hf_posenc[plots]" in refused.output
+    assert run(*arguments, "--json").exit_code == 0
