@@ -22,9 +22,9 @@ OCCASIONS: dict[str, dict[str, Any]] = {
     "padding at the ends of rows": {"mask": MaskKind.PADDING},
     "another mask": {"mask": MaskKind.OTHER},
     "documents or gaps in position_ids": {"mask": MaskKind.OTHER, "uniform": False},
-    "one token behind a cache": {"one_query": True},
-    "training": {"gradient": True},
-    "training with dropout": {"gradient": True, "dropout": True},
+    "one token behind a cache": {"single_query": True},
+    "training": {"requires_grad": True},
+    "training with dropout": {"requires_grad": True, "dropout": True},
     "compiled or exported": {"tracing": True},
 }
 
@@ -103,8 +103,8 @@ def _report(module: PosEncAttention, posenc: Positions, base: Any) -> LayerRepor
     terms, values = _terms(module, posenc, base)
     by_place = any(scheme.needs_distances for scheme in posenc.schemes if scheme.acts_at("score"))
     common: dict[str, Any] = {
-        "forms": frozenset(map(type, terms)),
-        "values": values,
+        "term_types": frozenset(map(type, terms)),
+        "has_value_terms": values,
         "on_cpu": next(base.parameters()).device.type in ("cpu", "meta"),
     }
     choices = []

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..attention.dense import materialize
 from ..attention.function import apply_rotation, schemes_at, score_terms
-from ..attention.materialize import materialize
 from ..errors import PosEncError
 from ..patches.architecture import Architecture
 from ..patches.live_models import ARCHITECTURES, restore, retrofit

@@ -1,82 +1,93 @@
-"""One attention that is to be computed, as every way of computing it is handed it.
+"""One attention to compute, in the form that every path takes it.
 
-Shape legend: B batch, H heads, G heads of keys, Q queries, K keys, D width of a head, L = Q + K - 1 distances.
+Shape legend: B batch, H heads, G key heads, Q queries, K keys, D head size.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 
 from ..schemes.inputs import Content, Positions
 from ..schemes.terms import DistanceTable, Term
-from .masks import apply_mask
-from .materialize import expand_distances, slice_heads, slice_term_heads, sum_terms
+from .masks import AttentionMask
+
+HEADS_PER_CHUNK = 4
+"""Tuned on CPU: 1 underuses cores, 2 adds call overhead, more than 4 spills the cache."""
+AttentionOutput: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""The output, (B, Q, H, D), and the attention weights if they were computed explicitly."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """What one layer's attention is called with, and what its schemes want added."""
+    """The inputs of one layer's attention, and the terms that its schemes add."""
 
-    module: Any
-    stock: Callable[..., Any]
-    """The stock function of the backend that the model is set to."""
+    module: nn.Module
+    stock: Callable[..., AttentionOutput]
+    """The stock attention function of the model's backend."""
     query: torch.Tensor
-    """(B, H, Q, D), turned, and scaled where a scheme scales the content."""
+    """(B, H, Q, D), rotated, and scaled if a scheme scales the content."""
     key: torch.Tensor
-    """(B, G, K, D). Slots of a static cache that a first call leaves empty are cut off where queries see none ahead."""
+    """(B, G, K, D), without the empty slots of a static cache on a causal first call."""
     value: torch.Tensor
-    attention_mask: Any
+    attention_mask: AttentionMask
     causal: bool
-    """Whether queries see no key ahead, and there is no mask to say so."""
+    """Whether queries must not see later keys, and no mask says so."""
     scaling: float
     dropout: float
     terms: list[Term]
-    """Of the scores."""
-    value_rows: list[DistanceTable]
-    """Vectors that join the values."""
+    """Score terms."""
+    value_tables: list[DistanceTable]
+    """Vectors per distance that are added to the values."""
     positions: Positions
     content: Content
-    extra: dict[str, Any]
-    """What else the stock function was to be told."""
+    stock_kwargs: dict[str, Any]
+    """Further arguments of the stock function."""
 
-    def run_stock(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> Any:
-        settings = {"scaling": self.scaling, "dropout": self.dropout, **self.extra}
-        return self.stock(self.module, query, key, value, mask, **settings)
+    @property
+    def tensor_mask(self) -> torch.Tensor | None:
+        """The mask of any backend but flex_attention."""
+        assert self.attention_mask is None or isinstance(self.attention_mask, torch.Tensor)
+        return self.attention_mask
 
-    def wants_gradient(self) -> bool:
-        """Whether anything that is multiplied here is to get a gradient."""
+    def run_stock(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> AttentionOutput:
+        kwargs = {"scaling": self.scaling, "dropout": self.dropout, **self.stock_kwargs}
+        return self.stock(self.module, query, key, value, mask, **kwargs)
+
+    def requires_grad(self) -> bool:
+        """Whether any input or term needs a gradient."""
         if not torch.is_grad_enabled():
             return False
-        mine = [self.query, self.key, self.value, *tensors_of(self.terms), *tensors_of(self.value_rows)]
-        return any(tensor.requires_grad for tensor in mine)
-
-    def summed(self, heads: slice | None = None) -> torch.Tensor:
-        """The sum of the terms, (H, L) by distance or (B or 1, H, Q, K), of all heads or some."""
-        terms = self.terms if heads is None else [slice_term_heads(term, heads) for term in self.terms]
-        content = self.content if heads is None else self.content.of_heads(heads)
-        values = sum_terms(terms, self.positions, content)
-        return values[..., : values.shape[-1] - self.positions.key_length + self.key.shape[2]]
-
-    def bias(self, heads: slice | None = None) -> torch.Tensor:
-        """The sum written out, with the lowest number where there is nothing to see: a mask for the stock function."""
-        values = self.summed(heads)
-        bias = expand_distances(values, self.query.shape[2], self.key.shape[2]) if values.dim() == 2 else values
-        mask = self.attention_mask
-        if heads is not None and mask is not None:
-            mask = slice_heads(mask, 1, heads)
-        return apply_mask(bias.to(self.query.dtype), mask, self.causal)
+        tensors = [self.query, self.key, self.value]
+        for term in (*self.terms, *self.value_tables):
+            tensors.extend(_tensors(term))
+        return any(tensor.requires_grad for tensor in tensors)
 
 
-def tensors_of(terms: Any) -> list[torch.Tensor]:
-    """All tensors in some terms, or in vectors that join the values."""
-    found: list[torch.Tensor] = []
-    for term in terms:
-        if isinstance(term, torch.Tensor):
-            found.append(term)
-        else:
-            found.extend(tensors_of([getattr(term, field.name) for field in dataclasses.fields(term)]))
-    return found
+def _tensors(term: Term | DistanceTable) -> Iterator[torch.Tensor]:
+    if isinstance(term, torch.Tensor):
+        yield term
+    else:
+        for field in dataclasses.fields(term):
+            yield from _tensors(getattr(term, field.name))
+
+
+def iter_head_slices(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """A few heads at a time, with the key heads they share."""
+    num_key_heads = key.shape[1]
+    heads_per_key = query.shape[1] // num_key_heads
+    step = max(HEADS_PER_CHUNK // heads_per_key, 1)
+    for start in range(0, num_key_heads, step):
+        stop = min(start + step, num_key_heads)
+        yield slice(start * heads_per_key, stop * heads_per_key), slice(start, stop)
+
+
+def slice_heads(tensor: torch.Tensor, axis: int, heads: slice) -> torch.Tensor:
+    """A view of some heads; a tensor with one head for all stays as it is."""
+    return tensor if tensor.shape[axis] == 1 else tensor.narrow(axis, heads.start, heads.stop - heads.start)

@@ -1,82 +1,66 @@
-"""Attention in chunks of some heads and queries, with a backward pass of its own: the logits are never there at once.
+"""Attention over chunks of a few heads and queries, with its own backward pass: all logits never exist at once.
 
-torch's kernels have no gradient to a mask, and would write everything out for it. Here the backward pass makes the
-weights of a chunk anew, as flash attention does, and hands the gradient of its logits to each term. Queries, outputs
-and their gradients are in falling order here, the last one first (see `bands`).
+torch's kernels compute no gradient of a mask without a dense copy of it. Here the backward pass recomputes the weights
+of a chunk, as flash attention does, and passes the gradient of its logits to each term. Queries, outputs and their
+gradients are in reverse order (see `bands`).
 
-Shape legend: B batch, H heads, G heads of keys, Q queries, M of a chunk, S keys that it sees, D width of a head.
+Shape legend: B batch, H heads, G key heads, Q queries, M queries of a chunk, S keys visible to it, D head size.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from .blocks import Block, Chunk, KeyBlock, QueryBlock, ValueBlock, iter_chunks, make_block, make_value_block
-from .call import AttentionCall
+from .blocks import (
+    Block,
+    Chunk,
+    KeyBlock,
+    QueryBlock,
+    ScoreBlock,
+    ValueBlock,
+    iter_chunks,
+    make_score_block,
+    make_value_block,
+)
+from .call import AttentionCall, AttentionOutput, slice_heads
 from .masks import apply_mask
-from .materialize import slice_heads
 
-QUERIES, FEW_QUERIES, COLUMNS = 1024, 256, 512
-"""In a chunk: where the kernel computes it; where weights are written out, to stay in the caches; and there if queries
-are the columns of a band, which is the wider for each run of them."""
+KERNEL_CHUNK, WEIGHTS_CHUNK, KEY_TERM_CHUNK = 1024, 256, 512
+"""Queries per chunk, tuned on CPU: computed by SDPA; with explicit weights, which should stay in the CPU's cache; and
+with explicit weights and key terms, whose tiles have queries as columns and waste less the wider they are."""
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class ChunkPlan:
-    """All of an attention but its tensors, which autograd must see and may put away until it needs them."""
+    """Everything about an attention but its tensors, which autograd must see and may offload."""
 
-    blocks: tuple[Block, ...]
+    score_blocks: tuple[ScoreBlock, ...]
     value_blocks: tuple[ValueBlock, ...]
     mask: torch.Tensor | None
     causal: bool
     scaling: float
     dropout: float
     seed: int
-    """Of the dropout, so that the backward pass drops what the forward pass did."""
+    """Seeds the dropout, so that the backward pass drops the same weights as the forward pass."""
     dtype: torch.dtype
-    """Of the sum of the terms."""
-
-    def all_blocks(self) -> tuple[Any, ...]:
-        return self.blocks + self.value_blocks
-
-    def with_tensors(self, tensors: list[torch.Tensor]) -> ChunkPlan:
-        """The same with other tensors in its blocks."""
-        bound = [
-            block.with_tensors(*own) for block, own in zip(self.all_blocks(), self.shared_out(tensors), strict=True)
-        ]
-        count = len(self.blocks)
-        return dataclasses.replace(self, blocks=tuple(bound[:count]), value_blocks=tuple(bound[count:]))
-
-    def shared_out(self, values: list[Any]) -> list[list[Any]]:
-        """For each block, as many of the values as it has tensors."""
-        left = iter(values)
-        return [[next(left) for _ in block.tensors] for block in self.all_blocks()]
-
-    @property
-    def needs_weights(self) -> bool:
-        """Whether weights must be in hand in the forward pass, as they must be in the backward pass."""
-        return bool(self.dropout or self.value_blocks)
-
-    @property
-    def size_by_hand(self) -> int:
-        return COLUMNS if any(isinstance(block, KeyBlock) for block in self.blocks) else FEW_QUERIES
+    """The dtype of the bias."""
 
     @classmethod
-    def of(cls, call: AttentionCall) -> ChunkPlan:
-        blocks = [make_block(term, call) for term in call.terms]
-        # The first one is written, the others are added to it: by query is the order they are written in.
-        blocks.sort(key=lambda block: not isinstance(block, QueryBlock))
-        values = [make_value_block(rows, call) for rows in call.value_rows]
+    def from_call(cls, call: AttentionCall) -> ChunkPlan:
+        # The first block overwrites, the others add: a query block overwrites fastest, row by row.
+        score_blocks = [make_score_block(term, call) for term in call.terms]
+        score_blocks.sort(key=lambda block: not isinstance(block, QueryBlock))
         return cls(
-            blocks=tuple(blocks),
-            value_blocks=tuple(values),
-            mask=call.attention_mask,
+            score_blocks=tuple(score_blocks),
+            value_blocks=tuple(make_value_block(table, call) for table in call.value_tables),
+            mask=call.tensor_mask,
             causal=call.causal,
             scaling=call.scaling,
             dropout=call.dropout,
@@ -84,147 +68,177 @@ class ChunkPlan:
             dtype=call.positions.dtype,
         )
 
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return self.score_blocks + self.value_blocks
 
-Forward = Callable[..., torch.Tensor]
+    def split(self, values: Iterable[T]) -> list[list[T]]:
+        """Split values that belong to the tensors of all blocks by block."""
+        iterator = iter(values)
+        return [[next(iterator) for _ in block.tensors] for block in self.blocks]
+
+    def with_tensors(self, tensors: Iterable[torch.Tensor]) -> ChunkPlan:
+        split = iter(self.split(tensors))
+        return dataclasses.replace(
+            self,
+            score_blocks=tuple(block.with_tensors(next(split)) for block in self.score_blocks),
+            value_blocks=tuple(block.with_tensors(next(split)) for block in self.value_blocks),
+        )
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the forward pass needs explicit weights; the backward pass always does."""
+        return bool(self.dropout or self.value_blocks)
+
+    @property
+    def weights_chunk(self) -> int:
+        return KEY_TERM_CHUNK if any(isinstance(block, KeyBlock) for block in self.score_blocks) else WEIGHTS_CHUNK
 
 
-def chunked_attention(call: AttentionCall) -> torch.Tensor:
-    """(B, Q, H, D), queries as they came: any terms where positions are uniform, and vectors that join the values."""
+ForwardPass: TypeAlias = Callable[[ChunkPlan, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Computes the output, (B, Q, H, D), of a plan, reversed queries, keys and values."""
+
+
+def chunked_attention(call: AttentionCall) -> AttentionOutput:
+    """Attention under any score and value terms, if positions are uniform."""
 
     def forward(plan: ChunkPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         output_BQHD = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
-        room = None if plan.needs_weights else Room(plan, query, key)
-        for chunk in iter_chunks(query, key, plan.causal, plan.size_by_hand if plan.needs_weights else QUERIES):
-            own = output_BQHD[:, chunk.queries, chunk.heads]
-            if room is None:
-                weights, kept = _weights(plan, chunk, query, key)
-                own.copy_(_weighted(plan, chunk, weights if kept is None else weights * kept, value).transpose(1, 2))
+        buffer = None if plan.needs_weights else BiasBuffer(plan, query, key)
+        for chunk in iter_chunks(query, key, plan.causal, plan.weights_chunk if buffer is None else KERNEL_CHUNK):
+            if buffer is None:
+                weights, keep = _weights(plan, chunk, query, key)
+                weights = weights if keep is None else weights * keep
+                chunk_BQHD = _weighted_values(plan, chunk, weights, value).transpose(1, 2)
             else:
-                q, k, v = query[:, chunk.heads, chunk.queries], key[:, chunk.groups], value[:, chunk.groups]
-                mask = _masked(plan, chunk, _bias(plan, chunk, room).to(query.dtype))
-                own.copy_(call.run_stock(q, k[:, :, : chunk.seen], v[:, :, : chunk.seen], mask)[0])
+                mask = _apply_mask(plan, chunk, _bias(plan, chunk, buffer).to(query.dtype))
+                k, v = (states[:, chunk.key_heads, : chunk.num_keys] for states in (key, value))
+                chunk_BQHD = call.run_stock(query[:, chunk.heads, chunk.queries], k, v, mask)[0]
+            output_BQHD[:, chunk.queries, chunk.heads].copy_(chunk_BQHD)
         return output_BQHD
 
-    return _attend(call, ChunkPlan.of(call), forward)
+    return attention_with_chunked_backward(call, forward), None
 
 
-def attention_with_chunked_backward(call: AttentionCall, forward: Forward) -> torch.Tensor:
-    """(B, Q, H, D): with a forward pass of the caller's, in falling order; for a term of the distance, no dropout."""
-    return _attend(call, ChunkPlan.of(call), forward)
-
-
-def _attend(call: AttentionCall, plan: ChunkPlan, forward: Forward) -> torch.Tensor:
-    own = [tensor for block in plan.all_blocks() for tensor in block.tensors]
-    tensors = [call.query.flip(2), call.key, call.value, *own]
+def attention_with_chunked_backward(call: AttentionCall, forward: ForwardPass) -> torch.Tensor:
+    """(B, Q, H, D): the given forward pass, with a backward pass that recomputes chunk by chunk."""
+    plan = ChunkPlan.from_call(call)
+    block_tensors = [tensor for block in plan.blocks for tensor in block.tensors]
+    tensors = [call.query.flip(2), call.key, call.value, *block_tensors]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        bare = plan.with_tensors([tensor.new_empty(0) for tensor in own])
-        return _ByChunks.apply(bare, forward, *tensors).flip(1)
+        plan = plan.with_tensors([tensor.new_empty(0) for tensor in block_tensors])
+        output_BQHD: torch.Tensor = _ChunkedAttention.apply(plan, forward, *tensors)
+        return output_BQHD.flip(1)
     return forward(plan, *tensors[:3]).flip(1)
 
 
-class Room:
-    """Memory for the terms of a chunk, which every chunk uses again: fresh pages cost more than what is put there."""
+class BiasBuffer:
+    """Memory for the bias of a chunk, reused by all chunks: allocating new pages costs more than filling them."""
 
     def __init__(self, plan: ChunkPlan, query: torch.Tensor, key: torch.Tensor) -> None:
-        self._batch = max(block.batch for block in plan.blocks)
-        largest = max(
-            (chunk.heads.stop - chunk.heads.start) * (chunk.stop - chunk.start) * chunk.seen
-            for chunk in iter_chunks(query, key, plan.causal, QUERIES)
-        )
-        self._memory = query.new_empty(self._batch * largest, dtype=plan.dtype)
+        self._batch_size = max(block.batch_size for block in plan.score_blocks)
+        chunks = iter_chunks(query, key, plan.causal, KERNEL_CHUNK)
+        size = max(chunk.num_heads * (chunk.stop - chunk.start) * chunk.num_keys for chunk in chunks)
+        self._memory = query.new_empty(self._batch_size * size, dtype=plan.dtype)
 
-    def of(self, chunk: Chunk) -> torch.Tensor:
+    def view(self, chunk: Chunk) -> torch.Tensor:
         """(B or 1, H, M, S)."""
-        size = (self._batch, chunk.heads.stop - chunk.heads.start, chunk.stop - chunk.start, chunk.seen)
-        return self._memory[: math.prod(size)].view(size)
+        shape = (self._batch_size, chunk.num_heads, chunk.stop - chunk.start, chunk.num_keys)
+        return self._memory[: math.prod(shape)].view(shape)
 
 
-def _bias(plan: ChunkPlan, chunk: Chunk, room: Room) -> torch.Tensor:
-    """(B or 1, H, M, S): the sum of the terms."""
-    total_BHMS = room.of(chunk)
-    for number, block in enumerate(plan.blocks):
-        block.put(total_BHMS, chunk, fresh=number == 0)
-    return total_BHMS
+def _bias(plan: ChunkPlan, chunk: Chunk, buffer: BiasBuffer) -> torch.Tensor:
+    """(B or 1, H, M, S): the sum of the score terms."""
+    bias_BHMS = buffer.view(chunk)
+    for index, block in enumerate(plan.score_blocks):
+        block.write(bias_BHMS, chunk, overwrite=index == 0)
+    return bias_BHMS
 
 
-def _masked(plan: ChunkPlan, chunk: Chunk, bias_BHMS: torch.Tensor) -> torch.Tensor:
-    """With what the chunk's queries must not see hidden."""
+def _apply_mask(plan: ChunkPlan, chunk: Chunk, bias_BHMS: torch.Tensor) -> torch.Tensor:
+    """The bias with the lowest finite number at keys hidden from the chunk's queries; may work in place."""
     if plan.mask is not None:
-        mask, count = slice_heads(plan.mask, 1, chunk.heads), plan.mask.shape[-2]
-        mask = mask if count == 1 else mask[..., count - chunk.stop : count - chunk.start, :].flip(-2)
-        return apply_mask(bias_BHMS, mask[..., : chunk.seen], False)
+        mask, num_queries = slice_heads(plan.mask, 1, chunk.heads), plan.mask.shape[-2]
+        if num_queries > 1:
+            mask = mask[..., num_queries - chunk.stop : num_queries - chunk.start, :].flip(-2)
+        return apply_mask(bias_BHMS, mask[..., : chunk.num_keys], False)
     if plan.causal:
         count = chunk.stop - chunk.start
-        ahead = torch.ones(count, count, dtype=torch.bool, device=bias_BHMS.device).triu(1).flip(0)
-        bias_BHMS[..., chunk.seen - count :].masked_fill_(ahead, torch.finfo(bias_BHMS.dtype).min)
+        is_later = torch.ones(count, count, dtype=torch.bool, device=bias_BHMS.device).triu(1).flip(0)
+        bias_BHMS[..., chunk.num_keys - count :].masked_fill_(is_later, torch.finfo(bias_BHMS.dtype).min)
     return bias_BHMS
 
 
 def _weights(
     plan: ChunkPlan, chunk: Chunk, query: torch.Tensor, key: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(B, H, M, S) in a wide dtype, and what dropout multiplies them by."""
-    q, k = query[:, chunk.heads, chunk.queries], chunk.for_heads(key)
-    wide = torch.promote_types(query.dtype, torch.float32)  # the lowest float16 and a logit would be -inf together
+    """(B, H, M, S): the attention weights in float32 or wider, and the factors that dropout multiplies them by."""
+    q, k = query[:, chunk.heads, chunk.queries], chunk.expand_keys(key)
+    wide = torch.promote_types(query.dtype, torch.float32)  # the lowest float16 plus a negative logit would be -inf
     logits = q.matmul(k.transpose(-1, -2)).to(wide).mul_(plan.scaling)
-    for block in plan.blocks:
-        block.put(logits, chunk, fresh=False)
-    weights = torch.softmax(_masked(plan, chunk, logits), dim=-1)
+    for block in plan.score_blocks:
+        block.write(logits, chunk, overwrite=False)
+    weights = torch.softmax(_apply_mask(plan, chunk, logits), dim=-1)
     if not plan.dropout:
         return weights, None
     generator = torch.Generator(query.device).manual_seed(plan.seed + chunk.heads.start * query.shape[2] + chunk.start)
-    kept = torch.empty_like(weights).bernoulli_(1 - plan.dropout, generator=generator)
-    return weights, kept.div_(max(1 - plan.dropout, torch.finfo(kept.dtype).eps))  # of all dropped, zeros are left
+    keep = torch.empty_like(weights).bernoulli_(1 - plan.dropout, generator=generator)
+    return weights, keep.div_(max(1 - plan.dropout, torch.finfo(keep.dtype).eps))  # with dropout=1, zeros stay zeros
 
 
-def _weighted(plan: ChunkPlan, chunk: Chunk, weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """(B, H, M, D): values, and the vectors that join them."""
-    v = chunk.for_heads(value)
+def _weighted_values(plan: ChunkPlan, chunk: Chunk, weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """(B, H, M, D): the weighted sum of the values and of the vectors added to them."""
+    v = chunk.expand_keys(value)
     output = weights.to(v.dtype).matmul(v)
     for block in plan.value_blocks:
-        block.add_weighted(output, weights, chunk)
+        block.add_output(output, weights, chunk)
     return output
 
 
-class _ByChunks(torch.autograd.Function):
+class _ChunkedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: ChunkPlan, forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
-        bare = [tensor.detach() for tensor in tensors]  # of a mask that wants a gradient, SDPA writes out everything
-        output_BQHD = forward(plan.with_tensors(bare[3:]), *bare[:3])
+    def forward(ctx: Any, plan: ChunkPlan, forward: ForwardPass, *tensors: torch.Tensor) -> torch.Tensor:
+        # Detached, because SDPA makes a dense copy of a mask that requires a gradient.
+        query, key, value, *block_tensors = (tensor.detach() for tensor in tensors)
+        output_BQHD = forward(plan.with_tensors(block_tensors), query, key, value)
         ctx.save_for_backward(output_BQHD, *tensors)
         ctx.plan = plan
         return output_BQHD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BQHD: torch.Tensor) -> Any:
+    def backward(ctx: Any, d_output_BQHD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         output_BQHD, *tensors = ctx.saved_tensors
-        query, key, value, *own = tensors
-        plan: ChunkPlan = ctx.plan.with_tensors(own)
+        query, key, value, *block_tensors = tensors
+        plan: ChunkPlan = ctx.plan.with_tensors(block_tensors)
         wide = torch.promote_types(query.dtype, torch.float32)
-        sums = [torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, wide)) for tensor in tensors]
-        d_query, d_key, d_value, *d_own = sums
-        of_blocks, wanted = plan.shared_out(d_own), plan.shared_out(list(ctx.needs_input_grad[5:]))
-        trained = [(block, to) for block, to, asked in zip(plan.blocks, of_blocks, wanted, strict=False) if any(asked)]
-        of_values = of_blocks[len(plan.blocks) :]
-        grad, output = grad_BQHD.transpose(1, 2), output_BQHD.transpose(1, 2)
-        for chunk in iter_chunks(query, key, plan.causal, plan.size_by_hand):
-            q, g, o = (states[:, chunk.heads, chunk.queries] for states in (query, grad, output))
-            k, v = chunk.for_heads(key), chunk.for_heads(value)
-            weights, kept = _weights(plan, chunk, query, key)
-            given = weights if kept is None else weights * kept
-            chunk.add_by_group(d_value, given.to(g.dtype).transpose(-1, -2).matmul(g))
-            d_weights = g.matmul(v.transpose(-1, -2)).to(wide)
-            for value_block, found in zip(plan.value_blocks, of_values, strict=True):
-                value_block.accumulate_grad(g, given, chunk, d_weights, found)
-            if kept is not None:
-                d_weights.mul_(kept)
-            # The mean that a softmax takes off: from the output, unless that was rounded to something narrow.
-            mean = (g * o if wide is query.dtype else d_weights * weights).sum(-1, keepdim=True)
+        grads = [torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, wide)) for tensor in tensors]
+        d_query, d_key, d_value = grads[:3]
+        block_grads, needs_grad = plan.split(grads[3:]), plan.split(ctx.needs_input_grad[5:])
+        trained = [
+            (block, block_grad)
+            for block, block_grad, needs in zip(plan.score_blocks, block_grads, needs_grad, strict=False)
+            if any(needs)
+        ]
+        value_grads = block_grads[len(plan.score_blocks) :]
+        d_output, output = d_output_BQHD.transpose(1, 2), output_BQHD.transpose(1, 2)
+        for chunk in iter_chunks(query, key, plan.causal, plan.weights_chunk):
+            q, d_o, o = (states[:, chunk.heads, chunk.queries] for states in (query, d_output, output))
+            k, v = chunk.expand_keys(key), chunk.expand_keys(value)
+            weights, keep = _weights(plan, chunk, query, key)
+            dropped = weights if keep is None else weights * keep
+            chunk.add_to_keys(d_value, dropped.to(d_o.dtype).transpose(-1, -2).matmul(d_o))
+            d_weights = d_o.matmul(v.transpose(-1, -2)).to(wide)
+            for value_block, value_grad in zip(plan.value_blocks, value_grads, strict=True):
+                value_block.accumulate_grad(d_o, dropped, chunk, d_weights, value_grad)
+            if keep is not None:
+                d_weights.mul_(keep)
+            # The mean in the softmax gradient, from the output unless that was rounded to a narrow dtype.
+            mean = (d_o * o if wide is query.dtype else d_weights * weights).sum(-1, keepdim=True)
             d_logits = d_weights.sub_(mean).mul_(weights)
-            for block, found in trained:
-                block.accumulate_grad(d_logits, chunk, found)
+            for block, block_grad in trained:
+                block.accumulate_grad(d_logits, chunk, block_grad)
             d_scaled = d_logits.mul_(plan.scaling).to(q.dtype)
             d_query[:, chunk.heads, chunk.queries] = d_scaled.matmul(k).to(wide)
-            chunk.add_by_group(d_key, d_scaled.transpose(-1, -2).matmul(q))
-        return None, None, *(found.to(tensor.dtype) for found, tensor in zip(sums, tensors, strict=True))
+            chunk.add_to_keys(d_key, d_scaled.transpose(-1, -2).matmul(q))
+        return None, None, *(grad.to(tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True))

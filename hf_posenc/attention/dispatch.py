@@ -1,4 +1,4 @@
-"""Which way an attention is computed, and why: a pure function of what the engine knows before it begins."""
+"""Which path computes an attention, and why: a pure function of what is known before it starts."""
 
 from __future__ import annotations
 
@@ -10,98 +10,113 @@ import torch
 from ..schemes.terms import DistanceBias
 
 SCORE_BACKENDS = ("sdpa", "eager", "flex_attention")
+"""Backends that can add score terms."""
 VALUE_BACKENDS = ("sdpa", "eager")
+"""Backends that can add vectors to the values."""
 FLEX_DROPOUT_ERROR = (
-    "flex_attention has no dropout: call model.eval(), set the attention dropout to 0, or use "
+    "flex_attention does not support dropout: call model.eval(), set the attention dropout to 0, or use "
     'attn_implementation="sdpa"'
 )
 
 
 class AttentionPath(enum.Enum):
-    """The ways, each with what is special about it."""
+    """How an attention is computed."""
 
-    STOCK = "the stock function, untouched"
-    STRIDED_BIAS = "stock kernel, bias as a view of one vector a head"
-    STRIDED_BIAS_UNPADDED = "stock kernel on each row without its padding, bias as a view of one vector a head"
-    CHUNKED = "some heads and queries at a time, in memory linear in the length"
-    DENSE_BIAS_BY_HEADS = "stock kernel, bias written out for some heads at a time"
-    DENSE_BIAS = "stock kernel, bias written out"
-    DENSE_WEIGHTS = "weights written out, to join the vectors of the values"
-    FLEX = "flex_attention, with a score_mod that looks up vectors and tables"
-    REFUSED = "refused"
+    STOCK = "stock attention function, unchanged"
+    STRIDED_BIAS = "SDPA with the bias as a strided view of one vector per head"
+    STRIDED_BIAS_UNPADDED = "SDPA on each row without its padding, bias as a strided view of one vector per head"
+    CHUNKED = "a few heads and queries at a time, in memory linear in the sequence length"
+    DENSE_BIAS_BY_HEADS = "SDPA with a dense bias, a few heads at a time"
+    DENSE_BIAS = "stock attention function with a dense bias"
+    DENSE_WEIGHTS = "explicit attention weights, to add vectors to the values"
+    FLEX = "flex_attention with a score_mod that reads vectors and tables"
+    REFUSED = "not supported"
 
 
 class MaskKind(enum.Enum):
-    """What the engine knows of the mask."""
+    """What is known about the attention mask."""
 
     NONE = "no mask"
     PADDING = "padding at the ends of rows"
-    OTHER = "any other"
+    OTHER = "any other mask"
 
 
 class DispatchKey(NamedTuple):
-    """Everything that the choice depends on. Made for every layer and token, so of a kind that is made fast."""
+    """Everything that the choice of a path depends on. A NamedTuple, because one is built per layer and token."""
 
     backend: str
-    forms: frozenset[type]
-    """Of the score terms."""
-    values: bool = False
-    """Whether vectors join the values."""
+    term_types: frozenset[type]
+    """The types of the score terms."""
+    has_value_terms: bool = False
+    """Whether vectors are added to the values."""
     uniform: bool = True
-    """Whether every query sees its keys at the same distances by slot."""
+    """Whether distances are the same slot by slot for every query (no gaps, no packed rows)."""
     mask: MaskKind = MaskKind.NONE
-    one_query: bool = False
+    single_query: bool = False
     on_cpu: bool = True
     tracing: bool = False
-    gradient: bool = False
+    requires_grad: bool = False
     mask_requires_grad: bool = False
     dropout: bool = False
 
     @property
-    def by_distance(self) -> bool:
-        return bool(self.forms) and all(form is DistanceBias for form in self.forms) and not self.values
+    def by_distance_only(self) -> bool:
+        return self.term_types == {DistanceBias} and not self.has_value_terms
 
 
-def select_path(now: DispatchKey) -> tuple[AttentionPath, str]:
-    """The cheapest exact way, and the reason for it.
+def select_path(key: DispatchKey) -> tuple[AttentionPath, str]:
+    """Choose the cheapest exact path.
 
-    With dropout the way must not depend on whether there are gradients: checkpointing runs a layer first without them
-    and then with them, and both must drop the same.
+    With dropout, the path must not depend on whether gradients are needed: checkpointing runs a layer first without
+    them and then with them, and both runs must drop the same weights.
+
+    Args:
+        key: What is known about the attention.
+
+    Returns:
+        The path, and the reason for it. For `AttentionPath.REFUSED`, the reason is the error message.
+
+    Example:
+        >>> select_path(DispatchKey("sdpa", frozenset({DistanceBias})))[0]
+        <AttentionPath.STRIDED_BIAS: 'SDPA with the bias as a strided view of one vector per head'>
     """
-    nothing = not now.forms and not now.values
-    if nothing and now.backend != "flex_attention":
+    no_terms = not key.term_types and not key.has_value_terms
+    if no_terms and key.backend != "flex_attention":
         return AttentionPath.STOCK, "nothing is added to scores or values"
-    if now.backend not in (VALUE_BACKENDS if now.values else SCORE_BACKENDS):
-        return AttentionPath.REFUSED, f"{now.backend} can add nothing to {'values' if now.values else 'scores'}"
-    if now.backend == "flex_attention":
-        if now.dropout:
+    if key.backend not in (VALUE_BACKENDS if key.has_value_terms else SCORE_BACKENDS):
+        return AttentionPath.REFUSED, f"{key.backend} cannot add to the {'values' if key.has_value_terms else 'scores'}"
+    if key.backend == "flex_attention":
+        if key.dropout:
             return AttentionPath.REFUSED, FLEX_DROPOUT_ERROR
-        if torch.Tensor in now.forms or not now.uniform:
-            return AttentionPath.FLEX, "what is not by slot, or of no form that could be looked up, is written out"
-        return AttentionPath.FLEX, "nothing is added" if nothing else "the scores can be changed in the kernel"
-    written = AttentionPath.DENSE_WEIGHTS if now.values else AttentionPath.DENSE_BIAS
-    if now.backend != "sdpa":
-        return written, f"{now.backend} writes out everything"
-    if now.one_query:
-        return written, "one query: no more than a row"
-    if now.tracing or not now.on_cpu:
-        where = "compiled or exported code" if now.tracing else "kernels of other devices"
-        return written, f"{where} would copy a view; flex_attention writes out nothing"
-    if now.mask_requires_grad:
-        return written, "the mask itself is to get a gradient"
-    if not now.uniform:
-        alone = now.values or now.gradient or now.dropout
+        if torch.Tensor in key.term_types or not key.uniform:
+            return AttentionPath.FLEX, "terms that cannot be looked up by distance are passed as dense tensors"
+        return AttentionPath.FLEX, "nothing is added" if no_terms else "the kernel adds the terms through score_mod"
+    dense = AttentionPath.DENSE_WEIGHTS if key.has_value_terms else AttentionPath.DENSE_BIAS
+    if key.backend != "sdpa":
+        return dense, f"{key.backend} attention is dense anyway"
+    if key.single_query:
+        return dense, "with a single query, the bias is one row"
+    if key.tracing or not key.on_cpu:
+        where = "compiled or exported code" if key.tracing else "kernels of other devices"
+        return dense, f"{where} would copy a strided view; flex_attention avoids a dense bias"
+    if key.mask_requires_grad:
+        return dense, "the mask requires a gradient"
+    if not key.uniform:
+        all_heads = key.has_value_terms or key.requires_grad or key.dropout
         return (
-            written if alone else AttentionPath.DENSE_BIAS_BY_HEADS,
-            "positions with gaps or documents: a distance for each pair",
+            dense if all_heads else AttentionPath.DENSE_BIAS_BY_HEADS,
+            "with gaps or packed rows, every pair of query and key has its own distance",
         )
-    if now.by_distance and not now.dropout:
-        if now.mask is MaskKind.NONE:
-            return AttentionPath.STRIDED_BIAS, "by head and distance only, and nothing is hidden but keys ahead"
-        if now.mask is MaskKind.PADDING:
-            return AttentionPath.STRIDED_BIAS_UNPADDED, "by head and distance only, and padding is at the ends of rows"
-        return AttentionPath.CHUNKED, "a mask that is no function of the distance"
-    if now.by_distance:
-        return AttentionPath.CHUNKED, "dropout: the backward pass must drop what the forward pass did"
-    what = "vectors join the values" if now.values else "terms of the content or of places"
-    return AttentionPath.CHUNKED, f"{what}: written out for a chunk, and made anew in the backward pass"
+    if not key.by_distance_only:
+        what = "vectors are added to the values" if key.has_value_terms else "terms depend on content or positions"
+        return AttentionPath.CHUNKED, f"{what}: computed per chunk, and again in the backward pass"
+    if key.dropout:
+        return AttentionPath.CHUNKED, "the backward pass must drop the same weights as the forward pass"
+    if key.mask is MaskKind.NONE:
+        return AttentionPath.STRIDED_BIAS, "the bias depends on head and distance only, and there is no padding"
+    if key.mask is MaskKind.PADDING:
+        return (
+            AttentionPath.STRIDED_BIAS_UNPADDED,
+            "the bias depends on head and distance only, and padding is at the ends of rows",
+        )
+    return AttentionPath.CHUNKED, "the mask is not a function of the distance"

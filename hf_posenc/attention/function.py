@@ -21,15 +21,14 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from ..schemes.base import LayerParams, Scheme
 from ..schemes.inputs import Content, Positions, is_tracing, repeat_key_heads
-from ..schemes.terms import DistanceBias, Term
+from ..schemes.terms import Term
 from .cache import self_attention_cache
-from .call import AttentionCall
+from .call import AttentionCall, AttentionOutput
 from .chunked import chunked_attention
-from .dense import attention_by_heads, dense_attention
+from .dense import dense_attention, dense_bias_attention, dense_bias_by_heads
 from .dispatch import SCORE_BACKENDS, VALUE_BACKENDS, AttentionPath, DispatchKey, MaskKind, select_path
 from .flex import flex_attention_with_terms, run_flex_attention
 from .masks import visible_pairs
-from .materialize import expand_distances, sum_terms
 from .strided import strided_attention, strided_attention_unpadded
 
 ATTENTION_NAME = "hf_posenc"
@@ -151,7 +150,7 @@ def posenc_attention_forward(
     stock = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
     if not scoring and not valuing:
         if backend == "flex_attention":
-            return run_flex_attention(module, query, key, value, attention_mask, [], [], **kwargs)
+            return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
         if is_flash_attention_requested(requested_attention_implementation=backend):
             if not posenc.packed:  # flash reads documents off position_ids, and would take gaps for them
                 kwargs.pop("position_ids", None)
@@ -181,10 +180,6 @@ def posenc_attention_forward(
     terms = score_terms(scoring, content)
     for scheme, _, part in schemes_at("content_scale", module, posenc):
         query = query * scheme("content_scale", part).to(query)[:, None, None]
-    one_row = query.shape[2] == 1 and backend == "sdpa" and attention_mask is None and posenc.uniform and not valuing
-    if one_row and all(isinstance(term, DistanceBias) for term in terms):  # what is chosen below as well, but sooner
-        row = expand_distances(sum_terms(terms, posenc, content), 1, posenc.key_length)
-        return stock(module, query, key, value, row.to(query.dtype), scaling=scaling, **kwargs)
     if causal and key.shape[2] > query.shape[2]:  # slots of a static cache that a first call leaves empty
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     call = AttentionCall(
@@ -198,10 +193,10 @@ def posenc_attention_forward(
         scaling=scaling,
         dropout=kwargs.pop("dropout", 0.0),
         terms=terms,
-        value_rows=[scheme("value", prepared, part) for scheme, prepared, part in valuing],
+        value_tables=[scheme("value", prepared, part) for scheme, prepared, part in valuing],
         positions=posenc,
         content=content,
-        extra=kwargs,
+        stock_kwargs=kwargs,
     )
     path, why = select_path(dispatch_key(call, backend))
     if path is AttentionPath.REFUSED:
@@ -224,35 +219,33 @@ def dispatch_key(call: AttentionCall, backend: str) -> DispatchKey:
     known = MaskKind.NONE if mask is None else MaskKind.PADDING if call.positions.spans is not None else MaskKind.OTHER
     return DispatchKey(
         backend=backend,
-        forms=frozenset(map(type, call.terms)),
-        values=bool(call.value_rows),
+        term_types=frozenset(map(type, call.terms)),
+        has_value_terms=bool(call.value_tables),
         uniform=call.positions.uniform,
         mask=known,
-        one_query=call.query.shape[2] < 2,
+        single_query=call.query.shape[2] < 2,
         on_cpu=call.query.device.type == "cpu",
         tracing=is_tracing(),
-        gradient=call.wants_gradient(),
+        requires_grad=call.requires_grad(),
         mask_requires_grad=isinstance(mask, torch.Tensor) and mask.requires_grad,
         dropout=call.dropout > 0,
     )
 
 
-def run_path(call: AttentionCall, path: AttentionPath) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention the way that was chosen: (B, Q, H, D), and the weights where they were in hand."""
-    if path is AttentionPath.FLEX:
-        return flex_attention_with_terms(call)
-    if path is AttentionPath.STRIDED_BIAS:
-        return strided_attention(call, call.summed()), None
-    if path is AttentionPath.STRIDED_BIAS_UNPADDED:
-        return strided_attention_unpadded(call, call.summed()), None
-    if path is AttentionPath.CHUNKED:
-        return chunked_attention(call), None
-    if path is AttentionPath.DENSE_BIAS_BY_HEADS:
-        return attention_by_heads(call), None
-    if path is AttentionPath.DENSE_BIAS:
-        return call.run_stock(call.query, call.key, call.value, call.bias())
-    assert path is AttentionPath.DENSE_WEIGHTS
-    return dense_attention(call)
+PATHS: dict[AttentionPath, Callable[[AttentionCall], AttentionOutput]] = {
+    AttentionPath.FLEX: flex_attention_with_terms,
+    AttentionPath.STRIDED_BIAS: strided_attention,
+    AttentionPath.STRIDED_BIAS_UNPADDED: strided_attention_unpadded,
+    AttentionPath.CHUNKED: chunked_attention,
+    AttentionPath.DENSE_BIAS_BY_HEADS: dense_bias_by_heads,
+    AttentionPath.DENSE_BIAS: dense_bias_attention,
+    AttentionPath.DENSE_WEIGHTS: dense_attention,
+}
+
+
+def run_path(call: AttentionCall, path: AttentionPath) -> AttentionOutput:
+    """Compute an attention along a path."""
+    return PATHS[path](call)
 
 
 def check_backend(backend: str | None, schemes: list[Any]) -> None:

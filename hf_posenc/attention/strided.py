@@ -1,9 +1,9 @@
-"""SDPA with a bias by distance as a strided view of one vector per head: no tensor of queries x keys, however long.
+"""SDPA with the bias as a strided view of one vector per head: no Q x K tensor at any length.
 
-Row q of the bias is the vector read from Q - 1 - q on, so with the queries in reverse, row t is read from t on, which
-is a view with both strides 1.
+Row q of the bias is the vector read from element Q - 1 - q on. With the queries reversed, row t is read from t on,
+which is a view with both strides 1.
 
-Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K - 1 distances.
+Shape legend: B batch, H heads, Q queries, K keys, D head size, L = Q + K - 1 distances.
 """
 
 from __future__ import annotations
@@ -14,78 +14,83 @@ import torch
 from torch import nn
 
 from ..schemes.terms import DistanceBias
-from .call import AttentionCall
+from .call import AttentionCall, AttentionOutput
 from .chunked import ChunkPlan, attention_with_chunked_backward
-from .materialize import strided_bias
+from .dense import strided_bias, sum_terms
 
-CAUSAL_RUN = 256
-"""Queries at a time. Measured: fewer cost calls, more cost keys that nobody sees."""
+CAUSAL_CHUNK = 256
+"""Queries per kernel call. Tuned on CPU: fewer add call overhead, more compute keys that the mask hides."""
 
 
-def strided_attention(call: AttentionCall, values_HL: torch.Tensor) -> torch.Tensor:
-    """(B, Q, H, D): attention with the bias as a view. If the bias is trained, with a backward pass of its own."""
+def strided_attention(call: AttentionCall) -> AttentionOutput:
+    """SDPA with the bias as a view; if the bias is trained, with the chunked backward pass."""
+    return _attend(call, sum_terms(call)), None
+
+
+def strided_attention_unpadded(call: AttentionCall) -> AttentionOutput:
+    """The same on each row without its padding, rows with equal padding together.
+
+    A padding mask is not a function of the distance; without its padding, a row needs no mask.
+    """
+    values_HL, spans, length = sum_terms(call), call.positions.spans, call.query.shape[2]
+    assert spans is not None
+    outputs: dict[int, torch.Tensor] = {}
+    for start, stop in dict.fromkeys(spans):
+        rows = [row for row, span in enumerate(spans) if span == (start, stop)]
+        query, key, value = (states[rows][:, :, start:stop] for states in (call.query, call.key, call.value))
+        output_BQHD = query.transpose(1, 2)
+        if start < stop:  # a row may be all padding
+            causal = call.positions.causal and stop - start > 1
+            unpadded = dataclasses.replace(call, query=query, key=key, value=value, attention_mask=None, causal=causal)
+            output_BQHD = _attend(unpadded, values_HL[:, length - (stop - start) : length - 1 + (stop - start)])
+        padded = nn.functional.pad(output_BQHD, (0, 0, 0, 0, start, length - stop))
+        outputs.update(zip(rows, padded, strict=True))
+    return torch.stack([outputs[row] for row in range(len(spans))]), None
+
+
+def _attend(call: AttentionCall, values_HL: torch.Tensor) -> torch.Tensor:
+    """(B, Q, H, D)."""
     if not (torch.is_grad_enabled() and values_HL.requires_grad):
-        return _in_runs(call, call.query, call.key, call.value, values_HL, rising=True)
+        return _forward(call, call.query, call.key, call.value, values_HL, reverse=True)
 
     def forward(plan: ChunkPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return _in_runs(call, query, key, value, plan.blocks[0].tensors[0], rising=False)
+        return _forward(call, query, key, value, plan.score_blocks[0].tensors[0], reverse=False)
 
     return attention_with_chunked_backward(dataclasses.replace(call, terms=[DistanceBias(values_HL)]), forward)
 
 
-def _in_runs(
+def _forward(
     call: AttentionCall,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     values_HL: torch.Tensor,
-    rising: bool,
+    reverse: bool,
 ) -> torch.Tensor:
-    """The stock function on each run of queries, in falling order, with a view as its mask.
+    """Run the stock function on chunks of reversed queries, with a view as the mask.
 
-    `rising`: the queries come in the order of the keys, and so shall the output; a run is turned round at a time.
+    With `reverse`, queries come in the usual order and are reversed chunk by chunk, and so is the output. Without,
+    both are reversed already.
     """
     length = query.shape[2]
-    values_HL = values_HL.to(query.dtype).contiguous()  # of a view with other strides, the kernel makes a copy
-    size = CAUSAL_RUN if call.causal else length
+    values_HL = values_HL.to(query.dtype).contiguous()  # the kernel copies views with other strides
+    size = CAUSAL_CHUNK if call.causal else length
     if call.causal:
-        ahead = torch.arange(values_HL.shape[-1], device=values_HL.device) >= length
-        values_HL = values_HL.masked_fill(ahead, float("-inf"))
-    pieces: list[torch.Tensor] = []
-    whole: torch.Tensor | None = None
+        is_later = torch.arange(values_HL.shape[-1], device=values_HL.device) >= length
+        values_HL = values_HL.masked_fill(is_later, float("-inf"))
+    chunks: list[torch.Tensor] = []
+    output: torch.Tensor | None = None
     for start in range(0, length, size):
         stop = min(start + size, length)
-        seen = length - start if call.causal else key.shape[2]  # with a mask, the kernel skips none that nobody sees
-        view = strided_bias(values_HL[:, start : stop + seen - 1], seen)[None]
-        run = query[:, :, length - stop : length - start].flip(2) if rising else query[:, :, start:stop]
-        output_BQHD = call.run_stock(run, key[:, :, :seen], value[:, :, :seen], view)[0]
-        pieces.append(output_BQHD.flip(1) if rising else output_BQHD)
-        if not torch.is_grad_enabled():  # pieces beside a whole made of them would be twice the memory
-            piece = pieces.pop()
-            if whole is None:
-                whole = piece.new_empty(piece.shape[0], length, *piece.shape[2:])
-            whole.narrow(1, length - stop if rising else start, stop - start).copy_(piece)
-    return whole if whole is not None else torch.cat(pieces[::-1] if rising else pieces, dim=1)
-
-
-def strided_attention_unpadded(call: AttentionCall, values_HL: torch.Tensor) -> torch.Tensor:
-    """`sdpa_strided` on what is not padding of each row: rows of equal padding together, and no mask at all.
-
-    A mask of keys is no function of the distance. But without its padding, each row is a plain input.
-    """
-    spans, length = call.positions.spans, call.query.shape[2]
-    assert spans is not None
-    outputs: list[torch.Tensor | None] = [None] * len(spans)
-    for start, stop in dict.fromkeys(spans):
-        rows = [row for row, span in enumerate(spans) if span == (start, stop)]
-        own = values_HL[:, length - (stop - start) : length - 1 + (stop - start)]
-        q, k, v = (states[rows][:, :, start:stop] for states in (call.query, call.key, call.value))
-        output_BQHD = q.transpose(1, 2)
-        if start < stop:  # a row may be nothing but padding
-            causal = call.positions.causal and stop - start > 1
-            inner = dataclasses.replace(call, query=q, key=k, value=v, attention_mask=None, causal=causal)
-            output_BQHD = strided_attention(inner, own)
-        padded = nn.functional.pad(output_BQHD, (0, 0, 0, 0, start, length - stop))
-        for row, output in zip(rows, padded, strict=True):
-            outputs[row] = output
-    return torch.stack(outputs)  # type: ignore[arg-type]
+        num_keys = length - start if call.causal else key.shape[2]  # given a mask, the kernel does not skip hidden keys
+        view = strided_bias(values_HL[:, start : stop + num_keys - 1], num_keys)[None]
+        queries = query[:, :, length - stop : length - start].flip(2) if reverse else query[:, :, start:stop]
+        chunk_BQHD = call.run_stock(queries, key[:, :, :num_keys], value[:, :, :num_keys], view)[0]
+        chunk_BQHD = chunk_BQHD.flip(1) if reverse else chunk_BQHD
+        if torch.is_grad_enabled():
+            chunks.append(chunk_BQHD)
+            continue
+        if output is None:  # copying each chunk at once avoids holding all of them next to their concatenation
+            output = chunk_BQHD.new_empty(chunk_BQHD.shape[0], length, *chunk_BQHD.shape[2:])
+        output.narrow(1, length - stop if reverse else start, stop - start).copy_(chunk_BQHD)
+    return output if output is not None else torch.cat(chunks[::-1] if reverse else chunks, dim=1)

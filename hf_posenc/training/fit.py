@@ -22,8 +22,8 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ..attention.dense import materialize
 from ..attention.function import PosEncAttention, apply_rotation, schemes_at, score_terms
-from ..attention.materialize import materialize
 from ..errors import PosEncError
 from ..patches import ARCHITECTURES, Architecture, retrofit
 from ..patches.variants import PosEncBaseModel

@@ -1,4 +1,4 @@
-"""flex_attention looks terms up: what score_mod captures is vectors and tables, nothing of queries x keys."""
+"""flex_attention reads terms through score_mod: it captures vectors and tables, never a Q x K tensor."""
 
 from __future__ import annotations
 
@@ -10,44 +10,52 @@ import torch
 from hf_posenc.attention import flex
 from tests.support import tiny_models as tiny
 
-LENGTH = 512
-LOOKED_UP = [
-    ("alibi", False),
-    ("t5", False),
-    ({"type": "shaw", "max_distance": 8, "values": False, "query_term": True}, False),
-    ({"type": "deberta", "max_distance": 16}, False),
-    ({"type": "tupe", "relative": True}, True),
+LENGTH = 256
+ARCHITECTURES = ["bert", "gpt2", "llama"]
+SCHEMES = [
+    ("alibi", "bert", False),
+    ("t5", "llama", False),
+    ({"type": "shaw", "max_distance": 8, "values": False, "query_term": True}, "gpt2", False),
+    ({"type": "deberta", "max_distance": 16}, "llama", False),
+    ({"type": "tupe", "relative": True}, "bert", True),
 ]
+"""Each with the architecture that it runs on in `make test`, and whether its terms are separable."""
 
 
-def captured(lookup: Any) -> list[torch.Tensor]:
-    return [cell.cell_contents for cell in lookup.__closure__ if isinstance(cell.cell_contents, torch.Tensor)]
+def captured_tensors(score_term: Any) -> list[torch.Tensor]:
+    return [cell.cell_contents for cell in score_term.__closure__ if isinstance(cell.cell_contents, torch.Tensor)]
 
 
-@pytest.mark.parametrize(("scheme", "folds"), LOOKED_UP, ids=str)
-@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
-def test_nothing_square_is_captured(
-    scheme: Any, folds: bool, architecture: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("scheme", "architecture", "is_separable"),
+    [
+        pytest.param(scheme, architecture, is_separable, marks=[] if architecture == fast else [pytest.mark.slow])
+        for scheme, fast, is_separable in SCHEMES
+        for architecture in ARCHITECTURES
+    ],
+)
+def test_score_mod_captures_no_quadratic_tensor(
+    scheme: Any, architecture: str, is_separable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "n_positions" if architecture == "gpt2" else "max_position_embeddings"
-    model, found, folded = tiny.model(architecture, scheme, torch.float32, **{name: LENGTH}), [], []
-    ids = tiny.tokens(1, LENGTH)
+    option = "n_positions" if architecture == "gpt2" else "max_position_embeddings"
+    model, ids = tiny.model(architecture, scheme, torch.float32, **{option: LENGTH}), tiny.tokens(1, LENGTH)
     with torch.no_grad():
         expected = model(ids, use_cache=False).logits
-    real = flex.flex
+    captured: list[torch.Tensor] = []
+    concatenated: list[Any] = []
+    run_flex_attention = flex.run_flex_attention
 
-    def watched(
-        module: Any, query: Any, key: Any, value: Any, mask: Any, lookups: Any, separable: Any, **kwargs: Any
-    ) -> Any:
-        found.extend(tensor for lookup in lookups for tensor in captured(lookup))
-        folded.extend(separable)
-        return real(module, query, key, value, mask, lookups, separable, **kwargs)
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        score_terms, separable = args[5:7]
+        captured.extend(tensor for score_term in score_terms for tensor in captured_tensors(score_term))
+        concatenated.extend(separable)
+        return run_flex_attention(*args, **kwargs)
 
-    monkeypatch.setattr(flex, "flex", watched)
+    monkeypatch.setattr(flex, "run_flex_attention", recording)
     model.set_attn_implementation("flex_attention")
     with torch.no_grad():
-        output = model(ids, use_cache=False).logits
-    torch.testing.assert_close(output, expected, rtol=0, atol=2e-5)
-    assert found or folded
-    assert all(tensor.numel() < LENGTH * LENGTH for tensor in found)
-    assert bool(folded) == folds
+        logits = model(ids, use_cache=False).logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+    assert captured or concatenated
+    assert all(tensor.numel() < LENGTH * LENGTH for tensor in captured)
+    assert bool(concatenated) == is_separable
