@@ -1,90 +1,101 @@
-"""`hf-posenc eval`: also under `accelerate launch -m hf_posenc eval ...`, for several devices."""
+"""`hf-posenc eval`; on several devices, `accelerate launch -m hf_posenc eval ...`."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from ..errors import PosEncError
 from .app import Json, app, said_plainly
 
 
 @app.command("eval")
 def evaluate(
-    models: Annotated[list[str], typer.Argument(help="Checkpoints: directories or Hub ids; name=path gives a name.")],
+    models: Annotated[list[str], typer.Argument(help="Checkpoint directories or Hub ids; name=path sets a name.")],
     data: Annotated[
-        str,
-        typer.Option(help="A text, JSONL, CSV or parquet file, a directory or pattern of them, a dataset, a Hub id."),
+        str, typer.Option(help="Text, JSONL, CSV or parquet files (file, directory or pattern), or a Hub dataset.")
     ],
     lengths: Annotated[
-        str, typer.Option(help="Of windows, with commas: in trained lengths (0.5x) or in tokens (512).")
+        str, typer.Option(help="Window lengths, comma-separated: tokens (512) or multiples of the trained length (2x).")
     ] = "0.5x,1x,2x,4x",
-    measure: Annotated[
-        str, typer.Option(help="With commas: perplexity, passkey, order, similarity; or all.")
+    metrics: Annotated[
+        str, typer.Option(help="Comma-separated: perplexity, passkey, order, similarity; or all.")
     ] = "perplexity",
     trained_length: Annotated[
-        int | None, typer.Option(help="What 1x is; else the positions that the checkpoints were made with.")
+        int | None, typer.Option(help="What 1x stands for; default: max_position_embeddings of the models.")
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(help="Slide the window by so many tokens, and count those that are new in it.")
+        int | None, typer.Option(help="Slide the window by this many tokens, scoring only the new ones.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Of the text, from its beginning.")] = 131_072,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens of a batch.")] = 4096,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; else as it was saved.")] = None,
-    bf16: Annotated[bool, typer.Option("--bf16", help="The same as --dtype bfloat16.")] = False,
-    task: Annotated[str | None, typer.Option(help="causal-lm or masked-lm; else by the head of the model.")] = None,
-    mask_share: Annotated[float, typer.Option(help="Of the tokens, to be guessed by masked models.")] = 0.15,
-    bins: Annotated[int, typer.Option(help="Parts of a window that are told apart.")] = 16,
-    depths: Annotated[str, typer.Option(help="Of passkeys: 0 is the beginning of the text.")] = "0,0.25,0.5,0.75,1",
-    trials: Annotated[int, typer.Option(help="Passkeys for each length and depth.")] = 10,
-    blocks: Annotated[str, typer.Option(help="Sizes of blocks to shuffle tokens in, or all.")] = "4,16,all",
-    original: Annotated[
-        str | None, typer.Option(help="The model that embeddings are compared with; else the first.")
+    max_tokens: Annotated[int, typer.Option(help="Tokens to read from the start of the text.")] = 131_072,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per batch.")] = 4096,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Short for --dtype bfloat16.")] = False,
+    task: Annotated[
+        str | None, typer.Option(help="causal-lm, masked-lm or feature-extraction; default: by the model's head.")
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of masks, keys and shuffling.")] = 0,
-    split: Annotated[str, typer.Option(help="Of a dataset.")] = "test",
-    text_column: Annotated[str | None, typer.Option(help="Where the text is, if not in 'text'.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Of Hub ids: branch, tag or commit.")] = None,
-    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:1; else the best there is.")] = None,
+    mlm_probability: Annotated[float, typer.Option(help="Fraction of tokens that masked models predict.")] = 0.15,
+    position_bins: Annotated[int, typer.Option(help="Bins for perplexity by position in the window.")] = 16,
+    passkey_depths: Annotated[
+        str, typer.Option(help="Where to hide passkeys, from 0 (start of the text) to 1 (end).")
+    ] = "0,0.25,0.5,0.75,1",
+    passkey_trials: Annotated[int, typer.Option(help="Passkeys per length and depth.")] = 10,
+    shuffle_blocks: Annotated[
+        str, typer.Option(help="Block sizes to shuffle context tokens in; all: the whole window.")
+    ] = "4,16,all",
+    reference: Annotated[
+        str | None, typer.Option(help="Model to compare embeddings with; default: the first model.")
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Seed for masking, passkeys and shuffling.")] = 0,
+    split: Annotated[str, typer.Option(help="Split of a dataset.")] = "test",
+    text_column: Annotated[str | None, typer.Option(help="Column that contains the text; default: text.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of Hub ids.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device such as cpu or cuda:1; default: the best available.")] = None,
     results: Annotated[
-        Path | None, typer.Option(help="A JSON file for results as they come in; what it has is not measured again.")
+        Path | None, typer.Option(help="JSON file to save results to as they arrive; rerun to resume.")
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away what that file has.")] = False,
-    csv: Annotated[Path | None, typer.Option(help="A CSV file to write, one row a number.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="A directory for figures.")] = None,
-    write_curve: Annotated[
-        bool, typer.Option("--write-curve", help="Write length_curve.json beside the model, for its card.")
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard what is in --results.")] = False,
+    csv: Annotated[Path | None, typer.Option(help="CSV file to write, with one row per number.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Directory to write figures to.")] = None,
+    save_length_curve: Annotated[
+        bool, typer.Option("--save-length-curve", help="Write length_curve.json to the model directory, for its card.")
     ] = False,
-    progress: Annotated[bool, typer.Option(help="Show how far it is.")] = True,
+    progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Measure models side by side: perplexity by length and place, passkeys, order, likeness to the original.
+    """Compare models on a text: perplexity by length and position, passkeys, order sensitivity, embedding similarity.
 
-    A model that cannot go on shows where it ends, and why.
+    A model that cannot process a length is reported with the reason and the longest input that it accepts.
 
     Example: hf-posenc eval gpt2 ./gpt2-rope --data test.txt --lengths 0.5x,1x,2x,4x --results eval.json --plots plots
 
-    Example: accelerate launch -m hf_posenc eval ./variant --data test.txt --measure all --bf16
+    Example: accelerate launch -m hf_posenc eval ./variant --data test.txt --metrics all --bf16
     """
     with said_plainly():
-        from ..evaluation.run import evaluate as run
+        from ..evaluation import METRICS
+        from ..evaluation import evaluate as run
+        from ..plots.evaluation import save_evaluation_figures
 
-        sources = _sources(models)
-        _refuse_curve(write_curve, sources, measure)
-        _refuse_places(csv, plots)
-        found = run(
-            sources,
+        selected = list(METRICS) if metrics == "all" else _split(metrics)
+        _check_outputs(csv, plots)
+        if save_length_curve and (len(models) != 1 or not Path(models[0]).is_dir() or "perplexity" not in selected):
+            raise PosEncError("--save-length-curve requires one model directory and the metric perplexity")
+        if bf16 and dtype not in (None, "bfloat16"):
+            raise PosEncError(f"--bf16 contradicts --dtype {dtype}: remove one of them")
+        report = run(
+            _parse_models(models),
             data,
-            lengths=_list(lengths),
-            measures=_measures(measure),
+            lengths=_split(lengths),
+            metrics=selected,
             trained_length=trained_length,
-            original=original,
-            results=results,
-            restart=restart,
+            reference=reference,
+            results_path=results,
+            overwrite=overwrite,
             device=device,
             split=split,
             text_column=text_column,
@@ -93,90 +104,59 @@ def evaluate(
             stride=stride,
             max_tokens=max_tokens,
             batch_tokens=batch_tokens,
-            dtype=_dtype(dtype, bf16),
+            dtype="bfloat16" if bf16 else dtype,
             task=task,
-            mask_share=mask_share,
-            bins=bins,
-            depths=tuple(_number(depth, "--depths") for depth in _list(depths)),
-            trials=trials,
-            blocks=tuple(None if block == "all" else int(_number(block, "--blocks")) for block in _list(blocks)),
+            mlm_probability=mlm_probability,
+            position_bins=position_bins,
+            passkey_depths=[_parse_number(depth, "--passkey-depths") for depth in _split(passkey_depths)],
+            passkey_trials=passkey_trials,
+            shuffle_blocks=[
+                None if size == "all" else int(_parse_number(size, "--shuffle-blocks")) for size in _split(shuffle_blocks)
+            ],
             confidence=confidence,
             seed=seed,
         )
         if int(os.environ.get("RANK", "0")):
-            return  # the first process says what all have found
-        _write(found, csv, plots, Path(next(iter(_paths(sources)))) if write_curve else None)
-    typer.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))
+            return  # only the main process reports
+        if csv is not None:
+            report.save_csv(csv)
+        if plots is not None:
+            save_evaluation_figures(report, plots)
+        if save_length_curve:
+            report.save_length_curve(models[0])
+    typer.echo(json.dumps(report.to_dict(), indent=1) if as_json else str(report))
 
 
-def _list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _split(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _number(text: str, option: str) -> float:
+def _parse_number(text: str, option: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{text!r} in {option} is no number") from None
+        raise PosEncError(f"Invalid number {text!r} in {option}") from None
 
 
-def _measures(text: str) -> list[str]:
-    from ..evaluation.results import MEASURES
-
-    return list(MEASURES) if text == "all" else _list(text)
-
-
-def _dtype(dtype: str | None, bf16: bool) -> str | None:
-    if bf16 and dtype not in (None, "bfloat16"):
-        raise ValueError(f"--bf16 and --dtype {dtype} ask for two things: leave out one")
-    return "bfloat16" if bf16 else dtype
-
-
-def _sources(models: list[str]) -> Any:
-    """A list, or names to paths where one is given with a name: the others then go by the last part of theirs."""
-    if not any("=" in model and not Path(model).exists() for model in models):
+def _parse_models(models: list[str]) -> list[str] | dict[str, str]:
+    """A list, or a mapping from names to paths if any model has a name; the others are named after their paths."""
+    pairs = [model.partition("=") if not Path(model).exists() else (model, "", "") for model in models]
+    if not any(equals for _, equals, _ in pairs):
         return models
-    named = {}
-    for model in models:
-        name, equals, path = model.partition("=")
-        named.update({name: path} if equals and not Path(model).exists() else {Path(model).name: model})
+    named = {name if equals else Path(name).name: path if equals else name for name, equals, path in pairs}
     if len(named) != len(models):
-        raise ValueError(f"two of {models} have the same name")
+        raise PosEncError(f"Two of {models} have the same name: set different ones")
     return named
 
 
-def _paths(sources: Any) -> list[str]:
-    return list(sources.values() if isinstance(sources, dict) else sources)
-
-
-def _refuse_curve(wanted: bool, sources: Any, measure: str) -> None:
-    """Before anything is measured."""
-    paths = _paths(sources)
-    if wanted and (len(paths) != 1 or not Path(paths[0]).is_dir()):
-        raise ValueError("--write-curve writes beside one model: name one directory, not a Hub id")
-    if wanted and "perplexity" not in _measures(measure):
-        raise ValueError("--write-curve writes perplexities: add perplexity to --measure")
-
-
-def _refuse_places(csv: Path | None, plots: Path | None) -> None:
-    """What cannot be written, before anything is measured for it."""
+def _check_outputs(csv: Path | None, plots: Path | None) -> None:
+    """Fail before the evaluation if its output cannot be written."""
     if csv is not None:
-        from ..evaluation.report import place_for
+        from ..evaluation import check_writable
 
-        place_for(csv)
+        check_writable(csv)
     if plots is not None:
-        from ..plots.style import create_figure_directory, new_figure
+        from ..plots.style import directory_for, new_figure
 
         new_figure(1, 1)
-        create_figure_directory(plots)
-
-
-def _write(found: Any, csv: Path | None, plots: Path | None, beside: Path | None) -> None:
-    if csv is not None:
-        found.write_csv(csv)
-    if plots is not None:
-        from ..evaluation.figures import write_figures
-
-        write_figures(found, plots)
-    if beside is not None:
-        found.write_curve(beside)
+        directory_for(plots)

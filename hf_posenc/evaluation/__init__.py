@@ -1,1 +1,21 @@
-"""What a model is worth at each length, at each place of its window, and beside others: `hf_posenc.evaluate`."""
+"""Evaluate models at different lengths: perplexity, passkey retrieval, order sensitivity, embedding similarity."""
+
+from .report import EvaluationReport, check_writable
+from .results import METRICS, Estimate, OrderResult, PasskeyResult, PerplexityResult, Result, SimilarityResult, Stopped
+from .run import evaluate
+from .settings import EvaluationSettings
+
+__all__ = [
+    "METRICS",
+    "Estimate",
+    "EvaluationReport",
+    "EvaluationSettings",
+    "OrderResult",
+    "PasskeyResult",
+    "PerplexityResult",
+    "Result",
+    "SimilarityResult",
+    "Stopped",
+    "check_writable",
+    "evaluate",
+]

@@ -1,8 +1,8 @@
-"""Can a model find again what stood somewhere in a long text? A key is hidden at some depth, and asked for at the end.
+"""Passkey retrieval: hide a key in a long text and ask for it at the end.
 
-Greedy decoding gives the key back exactly if each of its tokens is the first choice behind those before it, so that
-one forward over text and key answers for it. Small models fail that; whether they prefer the key to another one, and
-its rank, show what they have of it.
+Greedy decoding reproduces the key exactly if each of its tokens is the model's first choice after those before it, so
+one forward pass over the text and the key decides. Small models rarely get there; whether they prefer the key to a
+random one, and its rank, show what they retain.
 """
 
 from __future__ import annotations
@@ -10,169 +10,168 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
-from .crew import Crew
-from .estimates import share
-from .halt import Halt
-from .results import DepthResult, PasskeyResult
-from .scoring import predictions, rows_at_once
-from .settings import Settings
-from .subject import Subject
+from .distributed import ProcessGroup
+from .models import EvaluatedModel
+from .results import DepthResult, EvaluationStopped, PasskeyResult, proportion_estimate
+from .settings import EvaluationSettings
 
-LEAD, CLOSE = " The secret number is", "."
+QUESTION, FULL_STOP = " The secret number is", "."
 NUMBERS, TOKENS = "numbers", "tokens"
-TOKENS_OF_A_KEY = 4
+DIGITS_PER_KEY, TOKENS_PER_KEY = 5, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
-    """A row of tokens that ends in the key."""
+class PasskeyTrial:
+    """Input ids that end in the key, and a random key that is not in the text."""
 
-    ids: list[int]
+    input_ids: list[int]
     key: list[int]
-    other: list[int]
-    """Another key, which is not in the text."""
+    distractor: list[int]
 
     @property
-    def parting(self) -> int:
-        """The first place at which the two keys differ."""
-        return next(n for n, (mine, its) in enumerate(zip(self.key, self.other, strict=False)) if mine != its)
+    def divergence(self) -> int:
+        """The first token at which the two keys differ."""
+        index = _first_difference(self.key, self.distractor)
+        assert index is not None
+        return index
 
 
 @dataclasses.dataclass(frozen=True)
-class Haystack:
-    """Makes trials from a text, for any tokenizer or none."""
+class PasskeyPrompt:
+    """Builds trials from a text. `key_type` is "numbers", or "tokens" if the tokenizer cannot represent numbers."""
 
-    stream: torch.Tensor
-    before: list[int]
-    lead: list[int]
-    close: list[int]
-    kind: str
-    tokenizer: Any
-    digits: int
+    token_ids: torch.Tensor
+    prefix: list[int]
+    question: list[int]
+    full_stop: list[int]
+    key_type: str
+    tokenizer: PreTrainedTokenizerBase | None
 
     @classmethod
-    def of(cls, subject: Subject, digits: int) -> Haystack:
-        """Keys are numbers, or a few tokens of the text where the tokenizer does not tell numbers apart."""
-        tokenizer = subject.tokenizer
-        before = list(subject.frame.before)
-        lead, close = ([], []) if tokenizer is None else (_encoded(tokenizer, text) for text in (LEAD, CLOSE))
-        if not lead:  # there is none, or it knows nothing of such words
-            lead = subject.stream[: len(LEAD.split())].tolist()
-            return cls(subject.stream, before, lead, lead[:1], TOKENS, None, digits)
-        tried = [_encoded(tokenizer, f" {number}") for number in range(10 ** (digits - 1), 10 ** (digits - 1) + 20)]
-        unknown = any(tokenizer.unk_token_id in ids for ids in tried if tokenizer.unk_token_id is not None)
-        told_apart = len({tuple(ids) for ids in tried}) == len(tried)
-        kind = NUMBERS if told_apart and not unknown else TOKENS
-        return cls(subject.stream, before, lead, close, kind, tokenizer, digits)
+    def from_model(cls, model: EvaluatedModel) -> PasskeyPrompt:
+        tokenizer, prefix = model.tokenizer, list(model.special_tokens.prefix)
+        question = [] if tokenizer is None else _encode(tokenizer, QUESTION)
+        if tokenizer is None or not question:  # no tokenizer, or one that drops these words
+            question = model.token_ids[: len(QUESTION.split())].tolist()
+            return cls(model.token_ids, prefix, question, question[:1], TOKENS, None)
+        first = 10 ** (DIGITS_PER_KEY - 1)
+        samples = {tuple(_encode(tokenizer, f" {number}")) for number in range(first, first + 20)}
+        has_numbers = len(samples) == 20 and not any(tokenizer.unk_token_id in ids for ids in samples)
+        key_type = NUMBERS if has_numbers else TOKENS
+        return cls(model.token_ids, prefix, question, _encode(tokenizer, FULL_STOP), key_type, tokenizer)
 
-    def trial(self, length: int, depth: float, seed: str) -> Trial:
-        dice = random.Random(seed)
-        key = self._key(dice)
-        other = next(found for found in iter(lambda: self._key(dice), None) if _part(key, found))
-        needle = [*self.lead, *key, *self.close]
-        room = length - len(self.before) - len(needle) - len(self.lead) - len(key)
+    def trial(self, length: int, depth: float, seed: str) -> PasskeyTrial:
+        """A trial of `length` tokens with the key at a depth from 0 (start) to 1 (end)."""
+        generator = random.Random(seed)
+        key = self._random_key(generator)
+        distractor = key
+        while _first_difference(key, distractor) is None:
+            distractor = self._random_key(generator)
+        needle = [*self.question, *key, *self.full_stop]
+        room = length - len(self.prefix) - len(needle) - len(self.question) - len(key)
         if room < 0:
-            raise Halt(f"{length} tokens have no room for a key and the question: {length - room} do")
-        places = (torch.arange(room) + dice.randrange(len(self.stream))) % len(self.stream)
-        filler = self.stream[places].tolist()
-        at = round(depth * room)
-        return Trial([*self.before, *filler[:at], *needle, *filler[at:], *self.lead, *key], key, other)
+            raise EvaluationStopped(f"{length} tokens are too few for a passkey and its question: use {length - room}")
+        positions = (torch.arange(room) + generator.randrange(len(self.token_ids))) % len(self.token_ids)
+        filler = self.token_ids[positions].tolist()
+        start = round(depth * room)
+        input_ids = [*self.prefix, *filler[:start], *needle, *filler[start:], *self.question, *key]
+        return PasskeyTrial(input_ids, key, distractor)
 
-    def _key(self, dice: random.Random) -> list[int]:
-        if self.kind == NUMBERS:
-            return _encoded(self.tokenizer, f" {dice.randrange(10 ** (self.digits - 1), 10**self.digits)}")
-        return [int(self.stream[dice.randrange(len(self.stream))]) for _ in range(TOKENS_OF_A_KEY)]
+    def _random_key(self, generator: random.Random) -> list[int]:
+        if self.key_type == NUMBERS and self.tokenizer is not None:
+            number = generator.randrange(10 ** (DIGITS_PER_KEY - 1), 10**DIGITS_PER_KEY)
+            return _encode(self.tokenizer, f" {number}")
+        return [int(self.token_ids[generator.randrange(len(self.token_ids))]) for _ in range(TOKENS_PER_KEY)]
 
 
-def _encoded(tokenizer: Any, text: str) -> list[int]:
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _part(key: list[int], other: list[int]) -> bool:
-    return any(mine != its for mine, its in zip(key, other, strict=False))
+def _first_difference(key: list[int], other: list[int]) -> int | None:
+    return next((n for n, (a, b) in enumerate(zip(key, other, strict=False)) if a != b), None)
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    found: bool
+class TrialOutcome:
+    """How a model did in one trial. `preferred` is 1 or 0, or 0.5 for a tie, which is common in bfloat16."""
+
+    exact_match: bool
     preferred: float
-    """1 or 0; a half where both are as likely, which is not rare in bfloat16."""
-    log_ranks: float
-    log_probabilities: float
-    tokens: int
+    log_rank_sum: float
+    log_prob_sum: float
+    num_tokens: int
 
 
-def measure_passkey(subject: Subject, length: int, settings: Settings, crew: Crew) -> PasskeyResult:
-    if not subject.causal:
-        raise Halt("a passkey is asked of causal models: this one does not write")
-    if len(subject.stream.unique()) < 2:
-        raise Halt("the text is one token over and over: there is no key to tell from another")
-    hay = Haystack.of(subject, settings.digits)
-    cells = [(depth, trial) for depth in settings.depths for trial in range(settings.trials)]
-    saying = f"{subject.name}, passkey in {length} tokens"
+def evaluate_passkey(
+    model: EvaluatedModel, length: int, settings: EvaluationSettings, group: ProcessGroup
+) -> PasskeyResult:
+    """Passkey retrieval in texts of one length, by depth."""
+    if not model.causal:
+        raise EvaluationStopped("Passkey retrieval requires a causal model")
+    if len(model.token_ids.unique()) < 2:
+        raise EvaluationStopped("The text repeats a single token, so no two passkeys would differ: use another text")
+    prompt = PasskeyPrompt.from_model(model)
+    cases = [(depth, trial) for depth in settings.passkey_depths for trial in range(settings.passkey_trials)]
 
-    def work() -> list[tuple[int, Outcome]]:
-        done: list[tuple[int, Outcome]] = []
-        for numbers in crew.batches(len(cells), rows_at_once(settings.batch_tokens, length), saying):
-            seeds = [f"{settings.seed} {length} {cells[number]}" for number in numbers]
-            trials = [hay.trial(length, cells[n][0], seed) for n, seed in zip(numbers, seeds, strict=True)]
-            done += zip(numbers, outcomes(subject, trials), strict=True)
-        return done
+    def outcomes(indices: list[int]) -> list[TrialOutcome]:
+        chosen = [cases[index] for index in indices]
+        return run_trials(model, [prompt.trial(length, case[0], f"{settings.seed} {length} {case}") for case in chosen])
 
-    found = crew.collect(work)
-    per_depth = [found[start : start + settings.trials] for start in range(0, len(found), settings.trials)]
-    depths = zip(settings.depths, per_depth, strict=True)
-    cells_of = tuple(_at_depth(depth, outcomes, settings.confidence) for depth, outcomes in depths)
-    return PasskeyResult(subject.name, length, depths=cells_of, keys=hay.kind)
-
-
-def outcomes(subject: Subject, trials: list[Trial]) -> list[Outcome]:
-    """All trials in one forward: their rows are of one length."""
-    ids_BN = torch.tensor([trial.ids for trial in trials], device=subject.device)
-    sizes = torch.tensor([len(trial.key) for trial in trials], device=subject.device)
-    wanted_BN = torch.arange(ids_BN.shape[1], device=subject.device) >= ids_BN.shape[1] - sizes[:, None]
-    keys_P = ids_BN[wanted_BN]
-    others = [token for trial in trials for token in _stretched(trial.other, len(trial.key))]
-    others_P = torch.tensor(others, device=subject.device)
-    own, rival, rank, right = [], [], [], []
-    done = 0
-    for part_PV in predictions(subject.model, ids_BN, wanted_BN, causal=True):
-        keys, its = (tokens[done : done + len(part_PV), None] for tokens in (keys_P, others_P))
-        mine = part_PV.gather(-1, keys)
-        own += mine[:, 0].tolist()
-        rival += part_PV.gather(-1, its)[:, 0].tolist()
-        # Among equals the middle: a model that tells nothing apart has the rank of chance, not the first.
-        rank += ((part_PV > mine).sum(-1) + ((part_PV == mine).sum(-1) + 1) / 2).tolist()
-        right += (part_PV.argmax(-1) == keys[:, 0]).tolist()
-        done += len(part_PV)
-    results, at = [], 0
-    for trial in trials:
-        size = len(trial.key)
-        here = slice(at, at + size)
-        fork = at + trial.parting
-        log_ranks = sum(math.log(one) for one in rank[here])
-        preferred = 0.5 if own[fork] == rival[fork] else float(own[fork] > rival[fork])
-        results.append(Outcome(all(right[here]), preferred, log_ranks, sum(own[here]), size))
-        at += size
-    return results
+    description = f"{model.name}: passkey at {length} tokens"
+    results = group.map_batches(outcomes, len(cases), settings.batch_size(length), description)
+    depths = tuple(
+        _summarize(depth, results[number * settings.passkey_trials :][: settings.passkey_trials], settings.confidence)
+        for number, depth in enumerate(settings.passkey_depths)
+    )
+    return PasskeyResult(model.name, length, depths=depths, key_type=prompt.key_type)
 
 
-def _stretched(ids: list[int], size: int) -> list[int]:
-    """To the length of the key: what is behind the first difference is not looked at."""
-    return [*ids, *ids[-1:] * size][:size]
+def run_trials(model: EvaluatedModel, trials: list[PasskeyTrial]) -> list[TrialOutcome]:
+    """Score trials of equal length in one forward pass."""
+    input_ids_BN = torch.tensor([trial.input_ids for trial in trials])
+    sizes = [len(trial.key) for trial in trials]
+    length = input_ids_BN.shape[1]
+    scored_BN = torch.arange(length) >= length - torch.tensor(sizes)[:, None]
+    log_probs_PV = torch.cat([chunk_PV.cpu() for chunk_PV in model.log_probs(input_ids_BN, scored_BN)])
+    # Tokens after the divergence are ignored, so a shorter distractor may be padded with anything.
+    distractors = [(trial.distractor + trial.key)[: len(trial.key)] for trial in trials]
+    key_P1 = input_ids_BN[scored_BN][:, None]
+    distractor_P1 = torch.tensor([token for ids in distractors for token in ids])[:, None]
+    key_log_prob_P1, distractor_log_prob_P1 = log_probs_PV.gather(-1, key_P1), log_probs_PV.gather(-1, distractor_P1)
+    # Ties take the middle rank: a model that predicts everything alike gets the rank of chance.
+    num_better_P, num_equal_P = (log_probs_PV > key_log_prob_P1).sum(-1), (log_probs_PV == key_log_prob_P1).sum(-1)
+    columns = (
+        log_probs_PV.argmax(-1) == key_P1[:, 0],
+        (key_log_prob_P1 >= distractor_log_prob_P1)[:, 0] / 2 + (key_log_prob_P1 > distractor_log_prob_P1)[:, 0] / 2,
+        (num_better_P + (num_equal_P + 1) / 2).log(),
+        key_log_prob_P1[:, 0],
+    )
+    return [
+        TrialOutcome(
+            exact_match=bool(correct_P.all()),
+            preferred=preferred_P[trial.divergence].item(),
+            log_rank_sum=log_rank_P.sum().item(),
+            log_prob_sum=log_prob_P.sum().item(),
+            num_tokens=len(trial.key),
+        )
+        for trial, correct_P, preferred_P, log_rank_P, log_prob_P in zip(
+            trials, *(column.split(sizes) for column in columns), strict=True
+        )
+    ]
 
 
-def _at_depth(depth: float, found: list[Outcome], confidence: float) -> DepthResult:
-    tokens = sum(one.tokens for one in found)
+def _summarize(depth: float, outcomes: list[TrialOutcome], confidence: float) -> DepthResult:
+    num_tokens = sum(outcome.num_tokens for outcome in outcomes)
     return DepthResult(
         depth=depth,
-        trials=len(found),
-        accuracy=share(sum(one.found for one in found), len(found), confidence),
-        preference=share(sum(one.preferred for one in found), len(found), confidence),
-        rank=math.exp(sum(one.log_ranks for one in found) / tokens),
-        log_probability=sum(one.log_probabilities for one in found) / tokens,
+        num_trials=len(outcomes),
+        accuracy=proportion_estimate(sum(outcome.exact_match for outcome in outcomes), len(outcomes), confidence),
+        preference=proportion_estimate(sum(outcome.preferred for outcome in outcomes), len(outcomes), confidence),
+        rank=math.exp(sum(outcome.log_rank_sum for outcome in outcomes) / num_tokens),
+        log_prob=sum(outcome.log_prob_sum for outcome in outcomes) / num_tokens,
     )

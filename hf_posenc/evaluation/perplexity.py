@@ -1,100 +1,143 @@
-"""Perplexity of windows of one length, in whole and by the place inside of the window."""
+"""Metrics from token losses: perplexity by length and position, and sensitivity to the order of the context.
+
+Shapes: B windows in a batch, N tokens in a window, W windows, S text segments, K position bins.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import random
 
 import torch
 
-from .crew import Crew
-from .estimates import mean, perplexity
-from .masked import MaskedText
-from .results import LengthResult, PositionResult
-from .scoring import losses, rows_at_once
-from .settings import Settings
-from .subject import Subject
-from .text import digest
-from .windows import Windows, cut
+from ..errors import PosEncError
+from .data import Windows, split_windows, text_hash
+from .distributed import ProcessGroup
+from .models import EvaluatedModel
+from .results import (
+    EvaluationStopped,
+    OrderResult,
+    PerplexityResult,
+    PositionResult,
+    ShuffleResult,
+    mean_estimate,
+    perplexity_from_loss,
+)
+from .settings import EvaluationSettings
 
 
-@dataclasses.dataclass(frozen=True)
-class Losses:
-    """Sums of nats and numbers of tokens, by window and part of the window: (W, P)."""
+def evaluate_perplexity(
+    model: EvaluatedModel, length: int, settings: EvaluationSettings, group: ProcessGroup
+) -> PerplexityResult:
+    """Perplexity on windows of one length, overall and by position within the window."""
+    if settings.stride is not None and not model.causal:
+        raise PosEncError(f"stride requires a causal model, but {model.name} is a masked model: remove the stride")
+    windows = split_windows(model.token_ids, model.special_tokens, length, settings.stride)
+    num_bins = min(settings.position_bins, length)
+    edges = [length * index // num_bins for index in range(num_bins + 1)]
+    bins_N = torch.bucketize(torch.arange(length), torch.tensor(edges[1:]), right=True)
 
-    sums_WP: torch.Tensor
-    counts_WP: torch.Tensor
+    def bin_losses(indices: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        targets_BN = windows.input_ids(indices)
+        input_ids_BN, scored_BN = model.hide_targets(windows, indices, windows.new_tokens(indices), settings)
+        losses_BN = model.token_losses(input_ids_BN, targets_BN, scored_BN)
+        sums_BK, counts_BK = (
+            torch.zeros(len(indices), num_bins, dtype=torch.float64).index_add_(1, bins_N, values_BN.double())
+            for values_BN in (losses_BN, scored_BN)
+        )
+        return list(zip(sums_BK, counts_BK, strict=True))
 
-
-def measure_length(subject: Subject, length: int, settings: Settings, crew: Crew) -> LengthResult:
-    if settings.stride is not None and not subject.causal:
-        raise ValueError("a sliding window is for causal models: a masked one sees both sides, leave out the stride")
-    windows = cut(subject.stream, subject.frame, length, settings.stride)
-    edges = part_edges(length, settings.bins)
-    found = window_losses(subject, windows, edges, settings, crew)
-    return summary(subject.name, windows, edges, found, settings.confidence)
-
-
-def part_edges(length: int, bins: int) -> list[int]:
-    """Where the parts of a window begin, and the end of the last."""
-    number = max(min(bins, length), 1)
-    return [length * part // number for part in range(number + 1)]
-
-
-def window_losses(subject: Subject, windows: Windows, edges: list[int], settings: Settings, crew: Crew) -> Losses:
-    saying = f"{subject.name}, {windows.length} tokens"
-    at_once = rows_at_once(settings.batch_tokens, windows.length)
-    parts = torch.bucketize(torch.arange(windows.length), torch.tensor(edges[1:]), right=True)
-    masked = None if subject.causal else MaskedText.of(subject, windows, settings.mask_share, settings.seed)
-
-    def work() -> list[tuple[int, tuple[list[float], list[int]]]]:
-        done = []
-        for numbers in crew.batches(len(windows), at_once, saying):
-            targets_BN = windows.rows(numbers)
-            if masked is None:
-                ids_BN, wanted_BN = targets_BN, new_tokens(windows, numbers)
-            else:
-                ids_BN, wanted_BN = masked.hide(targets_BN, numbers)
-            device = subject.device
-            losses_BN = losses(
-                subject.model, ids_BN.to(device), targets_BN.to(device), wanted_BN.to(device), subject.causal
-            )
-            for number, row_N, seen_N in zip(numbers, losses_BN, wanted_BN, strict=True):
-                sums_P = torch.zeros(len(edges) - 1, dtype=torch.float64).index_add_(0, parts, row_N)
-                counts_P = torch.zeros(len(edges) - 1, dtype=torch.long).index_add_(0, parts, seen_N.long())
-                done.append((number, (sums_P.tolist(), counts_P.tolist())))
-        return done
-
-    collected = crew.collect(work)
-    sums, counts = zip(*collected, strict=True)
-    return Losses(torch.tensor(sums, dtype=torch.float64), torch.tensor(counts))
-
-
-def new_tokens(windows: Windows, numbers: list[int]) -> torch.Tensor:
-    """What a causal model is asked: tokens that no earlier window had, but for a first that nothing leads to."""
-    places_N = torch.arange(windows.length)
-    first_B1 = torch.tensor([max(windows.new_from[number], 1) for number in numbers])[:, None]
-    return places_N >= first_B1
-
-
-def summary(name: str, windows: Windows, edges: list[int], found: Losses, confidence: float) -> LengthResult:
-    units = windows.units
-    pieces = int(units.max()) + 1
-    sums_UP = torch.zeros(pieces, found.sums_WP.shape[1], dtype=torch.float64).index_add_(0, units, found.sums_WP)
-    counts_UP = torch.zeros(pieces, found.counts_WP.shape[1], dtype=torch.long).index_add_(0, units, found.counts_WP)
-    sums_U, counts_U = sums_UP.sum(1), counts_UP.sum(1)
-    positions = tuple(
-        PositionResult(start, end, perplexity(mean(sums, counts, confidence)), int(counts.sum()))
-        for start, end, sums, counts in zip(edges, edges[1:], sums_UP.T, counts_UP.T, strict=False)
-        if counts.sum()
+    description = f"{model.name}: perplexity at {length} tokens"
+    results = group.map_batches(bin_losses, len(windows), settings.batch_size(length), description)
+    segments_W = windows.segments
+    sums_SK, counts_SK = (
+        torch.zeros(int(segments_W.max()) + 1, num_bins, dtype=torch.float64).index_add_(
+            0, segments_W, torch.stack(rows)
+        )
+        for rows in zip(*results, strict=True)
     )
-    return LengthResult(
-        model=name,
-        length=windows.length,
-        perplexity=perplexity(mean(sums_U, counts_U, confidence)),
-        tokens=int(counts_U.sum()),
-        windows=len(windows),
-        positions=positions,
-        losses=tuple(sums_U.tolist()),
-        counts=tuple(counts_U.tolist()),
-        text=digest(windows.stream),
+
+    def perplexity(sums_S: torch.Tensor, counts_S: torch.Tensor) -> dict[str, object]:
+        loss = mean_estimate(sums_S, counts_S, settings.confidence)
+        return {"perplexity": perplexity_from_loss(loss), "num_tokens": int(counts_S.sum())}
+
+    return PerplexityResult(
+        model=model.name,
+        length=length,
+        **perplexity(sums_SK.sum(1), counts_SK.sum(1)),
+        num_windows=len(windows),
+        positions=tuple(
+            PositionResult(start, end, **perplexity(sums_S, counts_S))
+            for start, end, sums_S, counts_S in zip(edges, edges[1:], sums_SK.T, counts_SK.T, strict=False)
+            if counts_S.any()
+        ),
+        segment_losses=tuple(sums_SK.sum(1).tolist()),
+        segment_tokens=tuple(counts_SK.sum(1).int().tolist()),
+        text_hash=text_hash(windows.token_ids),
     )
+
+
+def evaluate_order(
+    model: EvaluatedModel, length: int, settings: EvaluationSettings, group: ProcessGroup
+) -> OrderResult:
+    """How much the loss grows when the context is shuffled in blocks.
+
+    Only the context moves; the scored tokens stay in place. They are the last token of each block for a causal model,
+    and masked tokens for a masked one.
+    """
+    windows = split_windows(model.token_ids, model.special_tokens, length)
+    if windows.text_length < 3:
+        raise EvaluationStopped(f"A window of {length} tokens is too short to shuffle")
+    shuffles = tuple(_evaluate_shuffle(model, windows, size, settings, group) for size in settings.shuffle_blocks)
+    return OrderResult(model.name, length, shuffles=shuffles)
+
+
+def _evaluate_shuffle(
+    model: EvaluatedModel,
+    windows: Windows,
+    block_size: int | None,
+    settings: EvaluationSettings,
+    group: ProcessGroup,
+) -> ShuffleResult:
+    text_mask_N = windows.text_mask()
+    size = windows.text_length if block_size is None else min(block_size + int(model.causal), windows.text_length)
+
+    def losses(indices: list[int]) -> list[tuple[float, float, int]]:
+        targets_BN = windows.input_ids(indices)
+        ends_BN = block_ends(text_mask_N, size).expand_as(targets_BN)
+        input_ids_BN, scored_BN = model.hide_targets(windows, indices, ends_BN, settings)
+        order_BN = torch.stack(
+            [
+                shuffle_positions(text_mask_N, scored_N, size, f"{settings.seed} {block_size} {index}")
+                for index, scored_N in zip(indices, scored_BN, strict=True)
+            ]
+        )
+        ordered_B = model.token_losses(input_ids_BN, targets_BN, scored_BN).sum(1)
+        shuffled_B = model.token_losses(input_ids_BN.gather(1, order_BN), targets_BN, scored_BN).sum(1)
+        return list(zip(ordered_B.tolist(), shuffled_B.tolist(), scored_BN.sum(1).tolist(), strict=True))
+
+    description = f"{model.name}: order in blocks of {block_size or 'a window'}"
+    results = group.map_batches(losses, len(windows), settings.batch_size(windows.length), description)
+    ordered_W, shuffled_W, counts_W = torch.tensor(results, dtype=torch.float64).T
+    return ShuffleResult(
+        block_size,
+        loss=mean_estimate(ordered_W, counts_W, settings.confidence),
+        loss_increase=mean_estimate(shuffled_W - ordered_W, counts_W, settings.confidence),
+        num_tokens=int(counts_W.sum()),
+    )
+
+
+def block_ends(text_mask_N: torch.Tensor, size: int) -> torch.Tensor:
+    """The last token of each complete block of text, (N,)."""
+    ends_N = torch.zeros_like(text_mask_N)
+    ends_N[text_mask_N.nonzero()[:, 0][size - 1 :: size]] = True
+    return ends_N
+
+
+def shuffle_positions(text_mask_N: torch.Tensor, fixed_N: torch.Tensor, size: int, seed: str) -> torch.Tensor:
+    """The position that each token is taken from, (N,): shuffled within blocks of text, except for fixed positions."""
+    generator = random.Random(seed)
+    order_N = torch.arange(len(text_mask_N))
+    for block in text_mask_N.nonzero()[:, 0].split(size):
+        free = block[~fixed_N[block]].tolist()
+        order_N[free] = torch.tensor(generator.sample(free, len(free)), dtype=torch.long)
+    return order_N

@@ -1,154 +1,250 @@
-"""An evaluation in whole: what was found, as JSON, as CSV, and as tables to read."""
+"""The outcome of an evaluation: tables to read, JSON and CSV to process."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..checkpoints.file_names import LENGTH_CURVE_FILE
-from .estimates import Estimate, mean, perplexity
-from .results import LengthResult, OrderResult, PasskeyResult, Result, SimilarityResult
-from .tables import Notes, length_table, order_table, passkey_table, similarity_table
+from ..errors import PosEncError
+from .results import (
+    METRICS,
+    Estimate,
+    OrderResult,
+    PasskeyResult,
+    PerplexityResult,
+    Result,
+    SimilarityResult,
+    mean_estimate,
+    perplexity_from_loss,
+)
 
-COLUMNS = ("measure", "model", "length", "part", "value", "low", "high", "count", "stopped")
+CSV_COLUMNS = ("metric", "model", "length", "breakdown", "quantity", "value", "low", "high", "stopped")
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Results of all models, measure by measure. `print` it for tables."""
+class EvaluationReport:
+    """Results of all models. Print it for tables.
+
+    Attributes:
+        models: Names of the models.
+        trained_length: What "1x" stands for; None if the models differ and all lengths were given in tokens.
+        confidence: Confidence level of the intervals.
+        num_processes: Number of processes that shared the work.
+        perplexity: One result per model and length, if requested. So are `passkey`, `order` and `similarity`.
+    """
 
     models: tuple[str, ...]
     trained_length: int | None
-    """What 1x is; None where all lengths were given in tokens and the models were not trained at one."""
     confidence: float
-    processes: int = 1
-    perplexity: tuple[LengthResult, ...] = ()
+    num_processes: int = 1
+    perplexity: tuple[PerplexityResult, ...] = ()
     passkey: tuple[PasskeyResult, ...] = ()
     order: tuple[OrderResult, ...] = ()
     similarity: tuple[SimilarityResult, ...] = ()
 
-    def against_first(self) -> dict[tuple[str, int], Estimate]:
-        """Perplexity by that of the first model, by model and length, on the same pieces of text.
+    def relative_perplexity(self) -> dict[tuple[str, int], Estimate]:
+        """Perplexity relative to the first model, by model and length.
 
-        Piece by piece, what makes one text harder than another falls out: the interval is far narrower than those of
-        the two models. Empty where models have other tokens.
+        Models are compared on each text segment, which cancels how hard the text is: the intervals are much narrower
+        than those of the two perplexities. Models that read other tokens than the first one are left out.
         """
-        firsts = {one.length: one for one in self.perplexity if one.model == self.models[0]}
-        found = {}
-        for one in self.perplexity:
-            first = firsts.get(one.length)
-            if first is None or first is one or (first.text, first.counts) != (one.text, one.counts) or one.stop:
+        baselines = {result.length: result for result in self.perplexity if result.model == self.models[0]}
+        ratios = {}
+        for result in self.perplexity:
+            base = baselines.get(result.length)
+            if base is None or base is result or result.stopped or base.text_hash != result.text_hash:
                 continue
-            gap = torch.tensor(one.losses, dtype=torch.float64) - torch.tensor(first.losses, dtype=torch.float64)
-            found[one.model, one.length] = perplexity(mean(gap, torch.tensor(one.counts), self.confidence))
-        return found
+            if base.segment_tokens == result.segment_tokens:
+                losses, base_losses = torch.tensor([result.segment_losses, base.segment_losses], dtype=torch.float64)
+                difference = mean_estimate(losses - base_losses, torch.tensor(base.segment_tokens), self.confidence)
+                ratios[result.model, result.length] = perplexity_from_loss(difference)
+        return ratios
 
-    def comparable(self) -> bool:
+    def is_comparable(self) -> bool:
         """Whether all perplexities are over the same tokens."""
-        return len({one.text for one in self.perplexity if one.stop is None}) <= 1
+        return len({result.text_hash for result in self.perplexity if result.stopped is None}) <= 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        ratios = [
-            {"model": model, "length": length, **dataclasses.asdict(ratio)}
-            for (model, length), ratio in self.against_first().items()
-        ]
-        return {**dataclasses.asdict(self), "comparable": self.comparable(), "against_first": ratios}
-
-    def curve(self, model: str) -> list[dict[str, Any]]:
+    def length_curve(self, model: str) -> list[dict[str, float]]:
         """Perplexity by length of one model, without the lengths that it does not reach."""
         return [
-            {"length": one.length, "perplexity": one.perplexity.value}
-            for one in self.perplexity
-            if one.model == model and one.perplexity is not None
+            {"length": result.length, "perplexity": result.perplexity.value}
+            for result in self.perplexity
+            if result.model == model and result.perplexity is not None
         ]
 
-    def write_json(self, path: str | Path) -> None:
-        place_for(path).write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+    def to_dict(self) -> dict[str, object]:
+        """All results as JSON values."""
+        ratios = [
+            {"model": model, "length": length, **dataclasses.asdict(ratio)}
+            for (model, length), ratio in self.relative_perplexity().items()
+        ]
+        return {**dataclasses.asdict(self), "comparable": self.is_comparable(), "relative_perplexity": ratios}
 
-    def write_csv(self, path: str | Path) -> None:
-        """One row a number, as data frames like it."""
-        with place_for(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+    def save_json(self, path: str | Path) -> None:
+        """Write all results to a JSON file."""
+        check_writable(path).write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+
+    def save_csv(self, path: str | Path) -> None:
+        """Write a CSV file with one row per number."""
+        with check_writable(path).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, CSV_COLUMNS)
             writer.writeheader()
-            writer.writerows(self.rows())
+            for metric in METRICS:
+                for result in getattr(self, metric):
+                    writer.writerows(_csv_rows(metric, result))
 
-    def write_curve(self, directory: str | Path, model: str | None = None) -> Path:
-        """`length_curve.json` into a model's directory."""
+    def save_length_curve(self, directory: str | Path, model: str | None = None) -> Path:
+        """Write `length_curve.json` to a model's directory, where the model card picks it up.
+
+        Args:
+            directory: An existing model directory.
+            model: Name of the model; may be omitted if there is only one.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            PosEncError: If the model is ambiguous or the directory does not exist.
+        """
         if model is None and len(self.models) != 1:
-            raise ValueError(f"the curve of which model? Name one of {list(self.models)}")
+            raise PosEncError(f"Choose the model of the length curve: one of {list(self.models)}")
         if not Path(directory).is_dir():
-            raise ValueError(f"{directory} is no directory to write {LENGTH_CURVE_FILE} into")
-        path = place_for(Path(directory) / LENGTH_CURVE_FILE)
-        path.write_text(json.dumps(self.curve(model or self.models[0]), indent=1), encoding="utf-8")
+            raise PosEncError(f"Cannot write {LENGTH_CURVE_FILE}: {directory} is not a directory")
+        path = check_writable(Path(directory) / LENGTH_CURVE_FILE)
+        path.write_text(json.dumps(self.length_curve(model or self.models[0]), indent=1), encoding="utf-8")
         return path
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        results: tuple[Result, ...] = (*self.perplexity, *self.passkey, *self.order, *self.similarity)
-        for one in results:
-            for measure, part, estimate, count in _numbers(one):
-                values = dataclasses.asdict(estimate) if estimate is not None else {}
-                stopped = one.stop.reason if one.stop else None
-                named = {"measure": measure, "model": one.model, "length": one.length, "part": part}
-                yield {**named, **values, "count": count, "stopped": stopped}
-
     def __str__(self) -> str:
-        notes: Notes = {}
-        parts = []
+        notes = _Notes()
+        paragraphs = []
         if self.perplexity:
-            parts.append(length_table(self.perplexity, self.models, self.trained_length, self.against_first(), notes))
-            if not self.comparable():
-                parts.append("The models read the text in other tokens: their perplexities are not comparable.")
+            paragraphs.append(self._perplexity_table(notes))
+            if not self.is_comparable():
+                paragraphs.append("Perplexities are not comparable: the models tokenize the text differently.")
         if self.passkey:
-            parts.append(passkey_table(self.passkey, notes))
+            paragraphs.append(_table("Passkey accuracy by depth", self.passkey, _passkey_cells, notes))
         if self.order:
-            parts.append(order_table(self.order, notes))
+            title = "Loss increase when the context is shuffled (nats per token)"
+            paragraphs.append(_table(title, self.order, _order_cells, notes))
         if self.similarity:
-            parts.append(similarity_table(self.similarity, notes))
-        parts.extend(f"[{number}] {text}" for number, text in enumerate(notes.values(), 1))
-        return "\n\n".join(parts)
+            paragraphs.append(_table("Similarity of embeddings", self.similarity, _similarity_cells, notes))
+        paragraphs.extend(f"[{number}] {text}" for number, text in enumerate(notes.values(), 1))
+        return "\n\n".join(paragraphs)
+
+    def _perplexity_table(self, notes: _Notes) -> str:
+        ratios = self.relative_perplexity()
+        compared = [model for model in self.models if any(name == model for name, _ in ratios)]
+        rows = [["length", *self.models, *(f"{model} / {self.models[0]}" for model in compared)]]
+        for length in sorted({result.length for result in self.perplexity}):
+            cells = {
+                result.model: notes.cell(result, result.perplexity)
+                for result in self.perplexity
+                if result.length == length
+            }
+            multiple = "" if self.trained_length is None else f" ({length / self.trained_length:.3g}x)"
+            relative = [str(ratios.get((model, length), "")) for model in compared]
+            rows.append([f"{length:,}{multiple}", *(cells.get(model, "") for model in self.models), *relative])
+        return _render(f"Perplexity ({self.confidence:.0%} confidence interval)", rows)
 
 
-def place_for(path: str | Path) -> Path:
-    """The path of a file to write, with its directory made. Called early, it spares a measurement that ends in vain."""
+def check_writable(path: str | Path) -> Path:
+    """Create the parent directory of a file, and fail early if the file cannot be written."""
     path = Path(path)
-    new = not path.exists()
+    is_new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a", encoding="utf-8").close()
-        if new:
+        if is_new:
             path.unlink()
     except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error}") from error
+        raise PosEncError(f"Cannot write {path}: {error}") from error
     return path
 
 
-def _numbers(one: Result) -> Iterator[tuple[str, Any, Estimate | None, int | None]]:
-    """Each number of a record: what it is, of which part, and over how much."""
-    if isinstance(one, LengthResult):
-        yield "perplexity", None, one.perplexity, one.tokens
-        for place in one.positions:
-            yield "perplexity_by_position", f"{place.start}-{place.end}", place.perplexity, place.tokens
-    elif isinstance(one, PasskeyResult):
-        if one.stop:
-            yield "passkey_accuracy", None, None, None
-        for cell in one.depths:
-            yield "passkey_accuracy", cell.depth, cell.accuracy, cell.trials
-            yield "passkey_preference", cell.depth, cell.preference, cell.trials
-            yield "passkey_rank", cell.depth, Estimate(cell.rank), cell.trials
-            yield "passkey_log_probability", cell.depth, Estimate(cell.log_probability), cell.trials
-    elif isinstance(one, OrderResult):
-        if one.stop:
-            yield "loss_increase_when_shuffled", None, None, None
-        for shuffle in one.shuffles:
-            yield "loss_increase_when_shuffled", shuffle.block or "whole", shuffle.increase, shuffle.tokens
-    else:
-        yield "similarity_to_original", None, one.cosine, one.windows
-        if one.agreement is not None:
-            yield "agreement_with_original", None, Estimate(one.agreement), one.windows
+def _csv_rows(metric: str, result: Result) -> Iterator[dict[str, object]]:
+    """The numbers of a result, then those of its breakdown by position, depth or block size."""
+    shared = {"metric": metric, "model": result.model, "length": result.length}
+    if result.stopped:
+        yield {**shared, "stopped": result.stopped.reason}
+    parts = [part for value in vars(result).values() if isinstance(value, tuple) for part in value]
+    for record in (result, *filter(dataclasses.is_dataclass, parts)):
+        breakdown = [
+            str(vars(record)[name]) for name in ("start", "end", "depth", "block_size") if name in vars(record)
+        ]
+        for quantity, value in vars(record).items():
+            if isinstance(value, float) and quantity != "depth":
+                value = Estimate(value)
+            if isinstance(value, Estimate):
+                low, high = value.confidence_interval or (None, None)
+                numbers = {"value": value.value, "low": low, "high": high}
+                yield {**shared, "breakdown": "-".join(breakdown), "quantity": quantity, **numbers}
+
+
+class _Notes(dict[tuple[str, int | str], str]):
+    """Footnotes about models that stopped. A model's maximum length is explained once, not for every length."""
+
+    def cell(self, result: Result, value: object) -> str:
+        """A table cell: the value, or where the model stopped with a reference to the footnote."""
+        if result.stopped is None:
+            return "" if value is None else str(value)
+        reason, max_length = result.stopped.reason, result.stopped.max_length
+        key = (result.model, reason if max_length is None else max_length)
+        self.setdefault(key, f"{result.model}: {reason}")
+        text = "not measured" if max_length is None else f"stops at {max_length:,}"
+        return f"{text} [{list(self).index(key) + 1}]"
+
+
+def _passkey_cells(result: PasskeyResult) -> dict[str, str]:
+    num_trials = sum(cell.num_trials for cell in result.depths)
+    preference = sum(cell.preference.value * cell.num_trials for cell in result.depths) / num_trials
+    rank = math.exp(sum(math.log(cell.rank) * cell.num_trials for cell in result.depths) / num_trials)
+    accuracies = {f"depth {cell.depth:.0%}": f"{cell.accuracy.value:.0%}" for cell in result.depths}
+    return {**accuracies, "preference": f"{preference:.0%}", "rank": f"{rank:.1f}"}
+
+
+def _order_cells(result: OrderResult) -> dict[str, str]:
+    return {
+        f"blocks of {cell.block_size}" if cell.block_size else "window": str(cell.loss_increase)
+        for cell in result.shuffles
+    }
+
+
+def _similarity_cells(result: SimilarityResult) -> dict[str, str]:
+    correlation = "" if result.correlation is None else f"{result.correlation:.3f}"
+    return {"reference": result.reference, "cosine": str(result.cosine), "correlation": correlation}
+
+
+def _table(title: str, results: Sequence[Result], cells: Callable[..., Mapping[str, str]], notes: _Notes) -> str:
+    """One row per model and length; a model that stopped says so in the first column that it has no value for."""
+    columns = [cells(result) if result.stopped is None else {} for result in results]
+    names = list(dict.fromkeys(name for row in columns for name in row)) or [""]
+    rows = [["model", "length", *names]]
+    for result, row in zip(results, columns, strict=True):
+        values = [row.get(name, "") for name in names]
+        rows.append([result.model, f"{result.length:,}", notes.cell(result, values[0]), *values[1:]])
+    return _render(title, rows)
+
+
+def _render(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, aligned to be read as plain text too."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.MARKDOWN)
+    for number, name in enumerate(rows[0]):
+        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    output = io.StringIO()
+    Console(file=output, width=10_000, color_system=None).print(table)
+    return f"{title}\n\n{output.getvalue().strip()}"

@@ -1,127 +1,250 @@
-"""What was measured, a record for each model and length. A record without a value says why the model stopped."""
+"""Evaluation results: one record per metric, model and length, with confidence intervals."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import types
 import typing
-from typing import Any
+from collections.abc import Callable, Mapping
+from statistics import NormalDist
 
-from .estimates import Estimate
+import torch
+
+
+class EvaluationStopped(Exception):
+    """A model cannot be evaluated at some length, which is recorded as a result.
+
+    `permanent`: another attempt would stop as well (not if out of memory). `refused`: the model rejects the length.
+    """
+
+    def __init__(self, reason: str, permanent: bool = True, refused: bool = False) -> None:
+        super().__init__(reason, permanent, refused)  # all arguments, so that it can be pickled for other processes
+        self.reason = reason
+        self.permanent = permanent
+        self.refused = refused
 
 
 @dataclasses.dataclass(frozen=True)
-class Stop:
-    """Where and why a model cannot go on."""
+class Estimate:
+    """An estimated value and its confidence interval, which is None if there is too little text for one."""
+
+    value: float
+    confidence_interval: tuple[float, float] | None = None
+
+    def map(self, increasing: Callable[[float], float]) -> Estimate:
+        """Apply an increasing function to the value and both bounds."""
+        if self.confidence_interval is None:
+            return Estimate(increasing(self.value))
+        low, high = self.confidence_interval
+        return Estimate(increasing(self.value), (increasing(low), increasing(high)))
+
+    def __str__(self) -> str:
+        if self.confidence_interval is None:
+            return f"{self.value:.4g}"
+        low, high = self.confidence_interval
+        return f"{self.value:.4g} ({low:.4g} to {high:.4g})"
+
+
+def perplexity_from_loss(loss: Estimate) -> Estimate:
+    """Perplexity from a mean loss in nats, kept finite because JSON has no infinity."""
+    return loss.map(lambda nats: math.exp(min(nats, 700.0)))
+
+
+def mean_estimate(sums: torch.Tensor, counts: torch.Tensor, confidence: float) -> Estimate:
+    """The mean over all tokens, given sums and token counts per independent text segment.
+
+    Tokens within a segment are correlated, so the interval is that of a ratio of two sums over segments (first-order
+    error, Student's t because there may be few segments).
+    """
+    sums, counts = sums.double(), counts.double()
+    used = counts > 0
+    sums, counts = sums[used], counts[used]
+    num_segments, total = len(counts), counts.sum().item()
+    assert num_segments, "no segments to average"
+    value = sums.sum().item() / total
+    if num_segments == 1:
+        return Estimate(value)
+    residuals = sums - value * counts
+    standard_error = math.sqrt(num_segments / (num_segments - 1) * residuals.square().sum().item()) / total
+    margin = student_t_quantile(0.5 + confidence / 2, num_segments - 1) * standard_error
+    return Estimate(value, (value - margin, value + margin))
+
+
+def proportion_estimate(successes: float, trials: int, confidence: float) -> Estimate:
+    """A proportion with its Wilson score interval, which also holds when all or no trials succeed."""
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    value = successes / trials
+    center = (value + z * z / (2 * trials)) / (1 + z * z / trials)
+    margin = z / (1 + z * z / trials) * math.sqrt(value * (1 - value) / trials + z * z / (4 * trials * trials))
+    low = center - margin if successes else 0.0
+    return Estimate(value, (low, center + margin if successes < trials else 1.0))
+
+
+@functools.cache
+def student_t_quantile(probability: float, degrees_of_freedom: int) -> float:
+    """Upper quantile of Student's t. Substituting t = sqrt(df) tan(angle) turns its density into cos(angle)^(df - 1)."""
+    angles = torch.linspace(0, math.pi / 2, 200_001, dtype=torch.float64)
+    mass = torch.cumulative_trapezoid(angles.cos() ** (degrees_of_freedom - 1), angles)
+    mass = torch.cat([mass.new_zeros(1), mass]) / mass[-1]
+    target = 2 * probability - 1
+    right = int(torch.searchsorted(mass, target))
+    fraction = (target - mass[right - 1]) / (mass[right] - mass[right - 1])
+    angle = torch.lerp(angles[right - 1], angles[right], fraction)
+    return math.sqrt(degrees_of_freedom) * math.tan(angle.item())
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopped:
+    """Why there is no result, and the longest input that the model accepts if it refused this one."""
 
     reason: str
-    reaches: int | None = None
-    """The greatest length that works, where it is the model that ends."""
+    max_length: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class PositionResult:
-    """Tokens at the places `start` to `end` (not included) of their windows."""
+    """Perplexity of the tokens at positions `start` to `end` (exclusive) of their windows."""
 
     start: int
     end: int
     perplexity: Estimate
-    tokens: int
+    num_tokens: int
 
 
 @dataclasses.dataclass(frozen=True)
-class LengthResult:
+class PerplexityResult:
+    """Perplexity of a model on windows of one length.
+
+    Attributes:
+        model: Name of the model.
+        length: Window length in tokens.
+        stopped: Why there is no perplexity, if there is none.
+        perplexity: Perplexity over all scored tokens.
+        num_tokens: Number of scored tokens.
+        num_windows: Number of windows.
+        positions: Perplexity by position within the window.
+        segment_losses: Total loss of each text segment in nats, to compare models segment by segment.
+        segment_tokens: Scored tokens of each text segment.
+        text_hash: Hash of the token ids. Perplexities over different tokens are not comparable.
+    """
+
     model: str
     length: int
-    stop: Stop | None = None
+    stopped: Stopped | None = None
     perplexity: Estimate | None = None
-    tokens: int = 0
-    windows: int = 0
+    num_tokens: int = 0
+    num_windows: int = 0
     positions: tuple[PositionResult, ...] = ()
-    losses: tuple[float, ...] = ()
-    """Nats of each piece of text: two models on the same pieces are compared piece by piece."""
-    counts: tuple[int, ...] = ()
-    text: str = ""
-    """A digest of the tokens: perplexities over other tokens are not comparable."""
+    segment_losses: tuple[float, ...] = ()
+    segment_tokens: tuple[int, ...] = ()
+    text_hash: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class DepthResult:
-    """Trials with the key at one depth: 0 is the beginning of the text, 1 its end."""
+    """Passkey trials at one depth.
+
+    Attributes:
+        depth: Where the key was hidden: 0 is the start of the text, 1 its end.
+        num_trials: Number of trials.
+        accuracy: Fraction of keys that greedy decoding reproduces exactly.
+        preference: Fraction of trials in which the model prefers the key to a random one; 0.5 is chance.
+        rank: Geometric mean rank of the key's tokens in the vocabulary; 1 is the model's first choice.
+        log_prob: Mean log-probability of the key's tokens in nats.
+    """
 
     depth: float
-    trials: int
+    num_trials: int
     accuracy: Estimate
-    """Share of keys that greedy decoding gives back in whole."""
     preference: Estimate
-    """Share of trials in which the key is preferred to another one where the two first differ: a half is chance."""
     rank: float
-    """Geometric mean of the rank of the key's tokens among all: 1 is the model's first choice."""
-    log_probability: float
-    """Of a token of the key, in nats."""
+    log_prob: float
 
 
 @dataclasses.dataclass(frozen=True)
 class PasskeyResult:
+    """Passkey retrieval at one length, by depth. `key_type` is "numbers", or "tokens" if the tokenizer lacks digits."""
+
     model: str
     length: int
-    stop: Stop | None = None
+    stopped: Stopped | None = None
     depths: tuple[DepthResult, ...] = ()
-    keys: str = ""
-    """'numbers', or 'tokens' where the tokenizer does not tell numbers apart."""
+    key_type: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShuffleResult:
-    """The same tokens predicted from the same context in another order, shuffled in blocks of this many tokens."""
+    """Loss when context tokens are shuffled within blocks.
 
-    block: int | None
-    """None: the whole window."""
+    Attributes:
+        block_size: Size of the blocks; None for the whole window.
+        loss: Loss with the context in order, in nats per token.
+        loss_increase: How much shuffling adds to it.
+        num_tokens: Number of scored tokens.
+    """
+
+    block_size: int | None
     loss: Estimate
-    """In order, in nats."""
-    increase: Estimate
-    """By shuffling, in nats a token."""
-    tokens: int
+    loss_increase: Estimate
+    num_tokens: int
 
 
 @dataclasses.dataclass(frozen=True)
 class OrderResult:
+    """Sensitivity to token order at one length, by block size."""
+
     model: str
     length: int
-    stop: Stop | None = None
+    stopped: Stopped | None = None
     shuffles: tuple[ShuffleResult, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class SimilarityResult:
-    """Mean-pooled embeddings of the same windows, beside the original model's."""
+    """Similarity of mean-pooled embeddings to those of a reference model.
+
+    Attributes:
+        model: Name of the model.
+        length: Window length in tokens.
+        stopped: Why there is no similarity, if there is none.
+        reference: Name of the reference model.
+        cosine: Mean cosine similarity of the two embeddings of each window.
+        correlation: Correlation of all pairwise similarities between windows under both models. Unlike the cosine, it
+            does not change if one embedding space is rotated.
+        num_windows: Number of windows.
+    """
 
     model: str
     length: int
-    stop: Stop | None = None
-    original: str = ""
+    stopped: Stopped | None = None
+    reference: str = ""
     cosine: Estimate | None = None
-    agreement: float | None = None
-    """Correlation of the likenesses of all pairs of texts under both models: it does not mind a turned space."""
-    windows: int = 0
+    correlation: float | None = None
+    num_windows: int = 0
 
 
-Result = LengthResult | PasskeyResult | OrderResult | SimilarityResult
-MEASURES: dict[str, type[Any]] = {
-    "perplexity": LengthResult,
+Result = PerplexityResult | PasskeyResult | OrderResult | SimilarityResult
+METRICS: dict[str, type[Result]] = {
+    "perplexity": PerplexityResult,
     "passkey": PasskeyResult,
     "order": OrderResult,
     "similarity": SimilarityResult,
 }
 
 
-def built(kind: Any, value: Any) -> Any:
-    """A record again from what `dataclasses.asdict` and JSON made of it."""
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: built(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
-    if typing.get_origin(kind) is tuple:
-        return tuple(built(typing.get_args(kind)[0], item) for item in value)
-    if isinstance(kind, types.UnionType) and value is not None:
-        return built(next(part for part in typing.get_args(kind) if part is not type(None)), value)
+def result_from_dict(metric: str, record: Mapping[str, object]) -> Result:
+    """Rebuild a result from its JSON form."""
+    return typing.cast(Result, _from_json(METRICS[metric], record))
+
+
+def _from_json(expected: object, value: object) -> object:
+    if isinstance(expected, types.UnionType) and value is not None:
+        expected = next(option for option in typing.get_args(expected) if option is not type(None))
+    if isinstance(expected, type) and dataclasses.is_dataclass(expected) and isinstance(value, Mapping):
+        hints = typing.get_type_hints(expected)
+        return expected(**{name: _from_json(hints[name], item) for name, item in value.items()})
+    if typing.get_origin(expected) is tuple and isinstance(value, list):
+        return tuple(_from_json(typing.get_args(expected)[0], item) for item in value)
     return value

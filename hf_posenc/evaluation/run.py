@@ -1,163 +1,205 @@
-"""Measure models side by side: the way from names and a text to an Evaluation."""
+"""`hf_posenc.evaluate`: from models and a text to a report."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from . import lengths as length_words
-from .crew import Crew
-from .halt import Halt
-from .order import measure_order
-from .passkey import measure_passkey
-from .perplexity import measure_length
-from .report import Evaluation
-from .results import MEASURES, Result, Stop
-from .scoring import longest_that_works
-from .settings import Settings
-from .similarity import measure_similarity
-from .store import Store
-from .subject import Candidate, Subject, candidates_of, fingerprint, loaded, refuse_foreign_tokens, tokenizer_for
-from .text import Data, digest, stream_of
-from .windows import Frame
-
-HEADLESS = "it has no head that predicts tokens: load it for causal or masked language modelling (--task)"
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """How a model comes to its text."""
-
-    data: Data
-    tokenizer: Any
-    split: str
-    column: str | None
-    revision: str | None
+from ..errors import PosEncError
+from .data import SpecialTokens, TextData, load_token_ids, text_hash
+from .distributed import ProcessGroup
+from .models import Candidate, EvaluatedModel, ModelSource, Task, list_candidates
+from .passkey import evaluate_passkey
+from .perplexity import evaluate_order, evaluate_perplexity
+from .report import EvaluationReport
+from .results import METRICS, EvaluationStopped, Result, Stopped, result_from_dict
+from .settings import DEFAULT_LENGTHS, EvaluationSettings, is_relative, resolve_lengths, resolve_trained_length
+from .similarity import evaluate_similarity
 
 
 def evaluate(
-    models: Any,
-    data: Data,
+    models: ModelSource | Sequence[ModelSource] | Mapping[str, ModelSource],
+    data: TextData,
     *,
-    lengths: Sequence[int | str] = length_words.DEFAULT,
-    measures: Sequence[str] = ("perplexity",),
+    lengths: Sequence[int | str] = DEFAULT_LENGTHS,
+    metrics: Sequence[str] = ("perplexity",),
     trained_length: int | None = None,
-    original: Any = None,
-    tokenizer: Any = None,
-    results: str | Path | None = None,
-    restart: bool = False,
+    reference: ModelSource | None = None,
+    tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
+    results_path: str | Path | None = None,
+    overwrite: bool = False,
     device: str | None = None,
     split: str = "test",
     text_column: str | None = None,
     revision: str | None = None,
     progress: bool = True,
-    **settings: Any,
-) -> Evaluation:
-    """Measure one or several models on a text, at lengths in tokens (512) or in trained lengths ("2x").
+    **settings: object,
+) -> EvaluationReport:
+    """Evaluate one or more models on a text at several lengths.
 
-    `models`: directories, Hub ids or live models; one, a list, or a mapping of names to them. `data`: a file or
-    dataset as for training, a list of texts, or token ids. `measures`: perplexity, passkey, order, similarity (to
-    `original`, or to the first model). `results`: a JSON file that is written as results come in; asked for the same
-    again, what it has is not measured again. The rest are the fields of `hf_posenc.evaluation.settings.Settings`.
+    A model that cannot process a length gets a result that says why, and the evaluation continues. Works under
+    `accelerate launch`, which splits the work across devices.
 
-    A model that cannot go on has a record that says where it ends and why.
+    Args:
+        models: Checkpoint directories, Hub ids or live models: one, a list, or a mapping from names.
+        data: A file, directory, pattern or Hub dataset, a list of texts, or token ids.
+        lengths: Window lengths in tokens (512) or multiples of the trained length ("2x").
+        metrics: Any of "perplexity", "passkey", "order" and "similarity".
+        trained_length: What "1x" stands for; by default the `max_position_embeddings` that the models share.
+        reference: Model to compare embeddings with for "similarity"; by default the first model.
+        tokenizer: Tokenizer for all models; by default the one saved with each model.
+        results_path: JSON file that results are saved to as they arrive. Run the same evaluation again to resume.
+        overwrite: Discard what is in `results_path`.
+        device: Device to evaluate on, such as "cuda:1". Live models stay where they are.
+        split: Split of a dataset.
+        text_column: Column that contains the text, if it is not "text".
+        revision: Branch, tag or commit of Hub ids.
+        progress: Show progress bars.
+        **settings: Fields of `hf_posenc.evaluation.EvaluationSettings`.
+
+    Returns:
+        The report. Print it for tables.
+
+    Raises:
+        PosEncError: If an argument is not valid, a model cannot be loaded, or `results_path` has other results.
+
+    Example:
+        >>> report = hf_posenc.evaluate(["./gpt2", "./gpt2-rope"], "test.txt", lengths=["1x", "2x", "4x"])
+        >>> print(report)
     """
-    how = _settings(settings)
-    asked = _measures(measures)
-    crew = Crew.gathered(device, progress)
-    candidates = candidates_of(models, how.task, revision)
-    known = {candidate.name: candidate.config for candidate in candidates}
-    needed = any(map(length_words.relative, lengths))
-    trained = length_words.trained_length(known, trained_length, needed)
-    tokens = length_words.in_tokens(lengths, trained)
-    reading = Reading(data, tokenizer, split, text_column, revision)
-    store = Store(Path(results) if results is not None else None, crew, restart)
-    first = candidates[0] if original is None else candidates_of({"original": original}, how.task, revision)[0]
-    found: dict[str, list[Any]] = {measure: [] for measure in asked}
-    with contextlib.ExitStack() as held:
-        compared = held.enter_context(_ready(first, reading, how, crew)) if "similarity" in asked else None
-        for measure in asked:
-            against = {"original": fingerprint(compared.model)} if compared and measure == "similarity" else {}
-            store.expect(measure, how, **against)
-        for candidate in candidates:
-            with _ready(candidate, reading, how, crew) as subject:
-                store.admit(subject.name, weights=fingerprint(subject.model), text=digest(subject.stream))
-                for measure in asked:
-                    found[measure] += _measured(measure, subject, compared, tokens, how, crew, store)
-    done = {measure: tuple(records) for measure, records in found.items()}
-    return Evaluation(tuple(known), trained, how.confidence, crew.size, **done)
+    options = EvaluationSettings.from_kwargs(settings)
+    selected = _select_metrics(metrics)
+    group = ProcessGroup.initialize(device, progress)
+    candidates = list_candidates(models, options.task, revision)
+    configs = {candidate.name: candidate.config for candidate in candidates}
+    base_length = resolve_trained_length(configs, trained_length, required=any(map(is_relative, lengths)))
+    num_tokens = resolve_lengths(lengths, base_length)
+    store = ResultStore(None if results_path is None else Path(results_path), group, overwrite)
+    if isinstance(tokenizer, (str, Path)):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
 
+    @contextlib.contextmanager
+    def load(candidate: Candidate) -> Iterator[EvaluatedModel]:
+        own_tokenizer = tokenizer or candidate.load_tokenizer(revision)
+        token_ids = load_token_ids(data, own_tokenizer, options.max_tokens, split, text_column)
+        special_tokens = SpecialTokens.from_tokenizer(own_tokenizer, candidate.task is Task.CAUSAL_LM)
+        with candidate.load(options.dtype, group.device, revision) as loaded:
+            model = EvaluatedModel(candidate.name, loaded, own_tokenizer, candidate.task, token_ids, special_tokens)
+            model.check_vocabulary()
+            yield model
 
-def _settings(given: dict[str, Any]) -> Settings:
-    names = [field.name for field in dataclasses.fields(Settings)]
-    unknown = sorted(set(given) - set(names))
-    if unknown:
-        raise ValueError(f"there is no setting {unknown}; there are {names}")
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    return Settings(**values)
-
-
-def _measures(wanted: Sequence[str]) -> list[str]:
-    unknown = [measure for measure in wanted if measure not in MEASURES]
-    if unknown or not wanted:
-        raise ValueError(f"there is no measure {unknown}; there are {list(MEASURES)}")
-    return [measure for measure in MEASURES if measure in wanted]
-
-
-@contextlib.contextmanager
-def _ready(candidate: Candidate, reading: Reading, how: Settings, crew: Crew) -> Iterator[Subject]:
-    """The model in memory, and the text in its tokens."""
-    words = tokenizer_for(candidate, reading.tokenizer, reading.revision)
-    stream = stream_of(reading.data, words, how.max_tokens, reading.split, reading.column)
-    with loaded(candidate, how.dtype, crew.device, reading.revision) as model:
-        device: torch.device = next(model.parameters()).device
-        frame = Frame.of(words, candidate.causal)
-        subject = Subject(candidate.name, model, words, candidate.objective, stream, frame, device)
-        refuse_foreign_tokens(subject)
-        yield subject
-
-
-def _measured(
-    measure: str,
-    subject: Subject,
-    original: Subject | None,
-    lengths: tuple[int, ...],
-    how: Settings,
-    crew: Crew,
-    store: Store,
-) -> list[Result]:
-    """One measure at all lengths, shortest first: what is in the store, and what is measured now."""
-    results: list[Result] = []
-    for length in lengths:
-        result = store.find(measure, subject.name, length)
-        if result is None:
-            result, lasting = _one(measure, subject, original, length, how, crew)
-            if lasting:
-                store.add(measure, result)
-        results.append(result)
-    return results
-
-
-def _one(
-    measure: str, subject: Subject, original: Subject | None, length: int, how: Settings, crew: Crew
-) -> tuple[Result, bool]:
-    """A record, and whether it would come out the same another time."""
-    try:
-        if measure != "similarity" and not subject.objective.predicts_tokens:
-            raise Halt(HEADLESS)
-        if measure == "similarity" and original is not None:
-            return measure_similarity(subject, original, length, how, crew), True
-        measured: dict[str, Callable[..., Result]] = {
-            "perplexity": measure_length,
-            "passkey": measure_passkey,
-            "order": measure_order,
+    results: dict[str, list[Result]] = {metric: [] for metric in selected}
+    with contextlib.ExitStack() as stack:
+        functions: dict[str, Callable[..., Result]] = {
+            "perplexity": evaluate_perplexity,
+            "passkey": evaluate_passkey,
+            "order": evaluate_order,
         }
-        return measured[measure](subject, length, how, crew), True
-    except Halt as halt:
-        reaches = longest_that_works(subject.model, length) if halt.refused else None
-        return MEASURES[measure](subject.name, length, Stop(halt.reason, reaches)), halt.lasting
+        identity = {metric: options.for_metric(metric) for metric in selected}
+        if "similarity" in selected:
+            first = (
+                candidates[0]
+                if reference is None
+                else list_candidates({"reference": reference}, options.task, revision)[0]
+            )
+            reference_model = stack.enter_context(load(first))
+            functions["similarity"] = functools.partial(evaluate_similarity, reference=reference_model)
+            identity["similarity"]["reference"] = reference_model.fingerprint()
+        for metric in selected:
+            store.check("settings", metric, identity[metric])
+        for candidate in candidates:
+            with load(candidate) as model:
+                store.check("models", model.name, {"weights": model.fingerprint(), "text": text_hash(model.token_ids)})
+                for metric in selected:
+                    for length in num_tokens:
+                        compute = functools.partial(functions[metric], model, length, options, group)
+                        results[metric].append(_evaluate_or_resume(metric, model, length, compute, store))
+    records = {metric: tuple(values) for metric, values in results.items()}
+    return EvaluationReport(tuple(configs), base_length, options.confidence, group.world_size, **records)  # type: ignore[arg-type]
+
+
+def _select_metrics(requested: Sequence[str]) -> list[str]:
+    unknown = [metric for metric in requested if metric not in METRICS]
+    if unknown or not requested:
+        raise PosEncError(f"Unknown metrics {unknown}; expected some of {list(METRICS)}")
+    return [metric for metric in METRICS if metric in requested]
+
+
+def _evaluate_or_resume(
+    metric: str, model: EvaluatedModel, length: int, compute: Callable[[], Result], store: ResultStore
+) -> Result:
+    result = store.get(metric, model.name, length)
+    if result is not None:
+        return result
+    permanent = True
+    try:
+        if metric != "similarity" and model.task is Task.FEATURE_EXTRACTION:
+            raise EvaluationStopped("The model has no language modelling head: set the task to causal-lm or masked-lm")
+        result = compute()
+    except EvaluationStopped as error:
+        permanent = error.permanent
+        max_length = model.max_length(length) if error.refused else None
+        result = METRICS[metric](model.name, length, Stopped(error.reason, max_length))
+    if permanent:
+        store.add(metric, result)
+    return result
+
+
+class ResultStore:
+    """Results in a JSON file that is rewritten after each of them. Only the main process writes."""
+
+    def __init__(self, path: Path | None, group: ProcessGroup, overwrite: bool = False) -> None:
+        if path is not None and path.is_dir():
+            raise PosEncError(f"{path} is a directory: name a file for the results, such as {path / 'eval.json'}")
+        self.path = path
+        self.group = group
+        self.contents: dict[str, dict] = {"settings": {}, "models": {}, "results": {}}
+        read = path is not None and group.is_main_process and not overwrite and path.is_file()
+        text = group.broadcast(path.read_text(encoding="utf-8") if path is not None and read else None)
+        if text is not None:
+            self.contents = self._parse(text)
+
+    def _parse(self, text: str) -> dict[str, dict]:
+        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
+            contents = json.loads(text)
+            if all(isinstance(contents[section], dict) for section in self.contents):
+                return contents
+        raise PosEncError(f"{self.path} exists but does not contain evaluation results: use another file")
+
+    def check(self, section: str, name: str, expected: Mapping[str, object]) -> None:
+        """Refuse to mix results of different settings, models or texts."""
+        saved = self.contents[section].setdefault(name, expected)
+        changes = [
+            f"{key} was {saved.get(key)!r} and is now {expected.get(key)!r}"
+            for key in sorted({*saved, *expected})
+            if saved.get(key) != expected.get(key)
+        ]
+        if changes:
+            raise PosEncError(
+                f"{self.path} has different results for {name!r}: {'; '.join(changes)}. Repeat the same evaluation to "
+                "resume it, use another file, or discard the results with --overwrite (overwrite=True)"
+            )
+
+    def get(self, metric: str, model: str, length: int) -> Result | None:
+        for record in self.contents["results"].get(metric, []):
+            if (record["model"], record["length"]) == (model, length):
+                return result_from_dict(metric, record)
+        return None
+
+    def add(self, metric: str, result: Result) -> None:
+        self.contents["results"].setdefault(metric, []).append(json.loads(json.dumps(dataclasses.asdict(result))))
+        if self.path is None or not self.group.is_main_process:
+            return
+        temporary = self.path.with_name(f"{self.path.name}.tmp")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(self.contents, indent=1), encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            raise PosEncError(f"Cannot write results to {self.path}: {error}") from error

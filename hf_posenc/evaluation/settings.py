@@ -1,56 +1,139 @@
-"""How to measure. What changes a number is noted with it, so that numbers of another kind are not put beside it."""
+"""Evaluation settings and the lengths to evaluate at."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-MATTERS = {
-    "perplexity": ("stride", "mask_share", "bins"),
-    "passkey": ("depths", "trials", "digits"),
-    "order": ("blocks", "mask_share"),
+from transformers import PreTrainedConfig
+
+from ..errors import PosEncError
+
+DEFAULT_LENGTHS = ("0.5x", "1x", "2x", "4x")
+MIN_LENGTH = 2
+DTYPES = ("float32", "bfloat16", "float16")
+SHARED_SETTINGS = ("confidence", "seed", "dtype", "max_tokens", "task")
+METRIC_SETTINGS = {
+    "perplexity": ("stride", "mlm_probability", "position_bins"),
+    "passkey": ("passkey_depths", "passkey_trials"),
+    "order": ("shuffle_blocks", "mlm_probability"),
     "similarity": (),
 }
-"""The settings that each measure hangs on, beside those of all."""
-FOR_ALL = ("confidence", "seed", "dtype", "max_tokens", "task")
+"""Settings that change the value of each metric, besides `SHARED_SETTINGS`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class EvaluationSettings:
+    """How to evaluate.
+
+    Attributes:
+        stride: Tokens between the starts of sliding windows; None for adjacent windows. Each token is scored once, in
+            the first window that contains it.
+        mlm_probability: Fraction of tokens that masked models predict.
+        position_bins: Bins for perplexity by position within the window.
+        passkey_depths: Where to hide the passkey: 0 is the start of the text, 1 its end.
+        passkey_trials: Trials per length and depth.
+        shuffle_blocks: Sizes of the blocks in which context tokens are shuffled; None shuffles the whole window.
+        confidence: Confidence level of the intervals.
+        seed: Seed for masking, passkeys and shuffling.
+        max_tokens: Tokens to read from the start of the text, the same for all lengths and models.
+        batch_tokens: Tokens per batch.
+        dtype: "float32", "bfloat16" or "float16"; None keeps the dtype of the checkpoint.
+        task: "causal-lm", "masked-lm" or "feature-extraction"; None infers it from the model's head.
+    """
+
     stride: int | None = None
-    """Tokens between the beginnings of windows; None: side by side. Only tokens that are new in a window count."""
-    mask_share: float = 0.15
-    bins: int = 16
-    """Parts of a window that are told apart."""
-    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    trials: int = 10
-    digits: int = 5
-    blocks: tuple[int | None, ...] = (4, 16, None)
-    """Tokens that are shuffled among each other; None: all of a window."""
+    mlm_probability: float = 0.15
+    position_bins: int = 16
+    passkey_depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    passkey_trials: int = 10
+    shuffle_blocks: tuple[int | None, ...] = (4, 16, None)
     confidence: float = 0.95
     seed: int = 0
     max_tokens: int = 131_072
-    """Of the text, from its beginning: the same for all lengths and models."""
     batch_tokens: int = 4096
     dtype: str | None = None
     task: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("bins", "trials", "digits", "max_tokens", "batch_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
-        if not 0 < self.confidence < 1:
-            raise ValueError(f"confidence is a share between 0 and 1, such as 0.95, not {self.confidence}")
-        if not 0 < self.mask_share < 1:
-            raise ValueError(f"mask_share, of hidden tokens, must be between 0 and 1, not {self.mask_share}")
-        if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
-            raise ValueError(f"depths go from 0 (the beginning) to 1 (the end), not {self.depths}")
-        if not self.blocks or any(block is not None and block < 2 for block in self.blocks):
-            raise ValueError(f"a block of tokens to shuffle has 2 or more, or is None for all, not {self.blocks}")
-        if self.stride is not None and self.stride < 1:
-            raise ValueError(f"a stride must be 1 token or more, not {self.stride}")
+        for name in ("position_bins", "passkey_trials", "max_tokens", "batch_tokens", "stride"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise PosEncError(f"{name} must be at least 1, got {value}")
+        for name in ("confidence", "mlm_probability"):
+            if not 0 < getattr(self, name) < 1:
+                raise PosEncError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        if not self.passkey_depths or not all(0 <= depth <= 1 for depth in self.passkey_depths):
+            raise PosEncError(f"passkey_depths must be between 0 (start) and 1 (end), got {self.passkey_depths}")
+        if not self.shuffle_blocks or any(size is not None and size < 2 for size in self.shuffle_blocks):
+            raise PosEncError(
+                f"shuffle_blocks must be at least 2 tokens, or None for whole windows, got {self.shuffle_blocks}"
+            )
+        if self.dtype not in (None, *DTYPES):
+            raise PosEncError(f"Unknown dtype {self.dtype!r}; expected one of {DTYPES}")
 
-    def that_matter(self, measure: str) -> dict[str, Any]:
-        """As JSON has them."""
-        values = {name: getattr(self, name) for name in (*MATTERS[measure], *FOR_ALL)}
+    @classmethod
+    def from_kwargs(cls, kwargs: Mapping[str, object]) -> EvaluationSettings:
+        """Build settings from keyword arguments; lists become tuples."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(set(kwargs) - set(names))
+        if unknown:
+            raise PosEncError(f"Unknown settings {unknown}; expected some of {names}")
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in kwargs.items()}
+        return cls(**values)  # type: ignore[arg-type]
+
+    def batch_size(self, length: int) -> int:
+        """Windows per batch."""
+        return max(self.batch_tokens // length, 1)
+
+    def for_metric(self, metric: str) -> dict[str, object]:
+        """The settings that a metric depends on, as JSON values."""
+        values = {name: getattr(self, name) for name in (*METRIC_SETTINGS[metric], *SHARED_SETTINGS)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def is_relative(length: int | str) -> bool:
+    """Whether a length is a multiple of the trained length, such as "2x"."""
+    return str(length).strip().lower().endswith("x")
+
+
+def resolve_lengths(lengths: Sequence[int | str], trained_length: int | None) -> tuple[int, ...]:
+    """Convert lengths to tokens: sorted, without duplicates."""
+    resolved = sorted({_resolve_length(length, trained_length) for length in lengths})
+    if not resolved:
+        raise PosEncError("Set at least one length, in tokens (512) or multiples of the trained length (2x)")
+    if resolved[0] < MIN_LENGTH:
+        raise PosEncError(f"Lengths must be at least {MIN_LENGTH} tokens, got {resolved[0]}")
+    return tuple(resolved)
+
+
+def _resolve_length(length: int | str, trained_length: int | None) -> int:
+    text = str(length).strip().lower()
+    try:
+        if is_relative(text) and trained_length is not None:
+            return round(float(text[:-1]) * trained_length)
+        return int(text)
+    except (ValueError, OverflowError):
+        raise PosEncError(
+            f"Invalid length {length!r}: expected tokens (512) or a multiple of the trained length (0.5x, 16x)"
+        ) from None
+
+
+def resolve_trained_length(
+    configs: Mapping[str, PreTrainedConfig], requested: int | None, required: bool = True
+) -> int | None:
+    """The length that "1x" stands for: the requested one, or the `max_position_embeddings` shared by all models."""
+    if requested is not None:
+        if requested < 1:
+            raise PosEncError(f"trained_length must be at least 1, got {requested}")
+        return requested
+    lengths = {name: getattr(config, "max_position_embeddings", None) for name, config in configs.items()}
+    if len(set(lengths.values())) == 1 and None not in lengths.values():
+        return next(iter(lengths.values()))
+    if not required:
+        return None
+    summary = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+    raise PosEncError(
+        f"The models have different trained lengths ({summary}): set the one that 1x stands for with "
+        "--trained-length (trained_length=)"
+    )

@@ -1,4 +1,7 @@
-"""How like the original's are a model's embeddings of the same texts? For encoders; causal models have states too."""
+"""Similarity of a model's embeddings to those of a reference model on the same text.
+
+Shapes: W windows, E features.
+"""
 
 from __future__ import annotations
 
@@ -7,67 +10,60 @@ import math
 import torch
 from torch import nn
 
-from .crew import Crew
-from .estimates import mean
-from .halt import Halt
-from .results import SimilarityResult
-from .scoring import rows_at_once, states
-from .settings import Settings
-from .subject import Subject
-from .text import digest
-from .windows import Windows, cut
+from ..errors import PosEncError
+from .data import Windows, split_windows
+from .distributed import ProcessGroup
+from .models import EvaluatedModel
+from .results import EvaluationStopped, SimilarityResult, mean_estimate
+from .settings import EvaluationSettings
 
-MOST_WINDOWS = 512
-FEWEST_TO_COMPARE = 3
-"""Texts that it takes for their pairs to correlate in any way but fully."""
+MAX_WINDOWS = 512
+MIN_WINDOWS_TO_CORRELATE = 3
 
 
-def measure_similarity(
-    subject: Subject, original: Subject, length: int, settings: Settings, crew: Crew
+def evaluate_similarity(
+    model: EvaluatedModel, length: int, settings: EvaluationSettings, group: ProcessGroup, reference: EvaluatedModel
 ) -> SimilarityResult:
-    if digest(subject.stream) != digest(original.stream):
-        raise ValueError(
-            f"{subject.name} and {original.name} read the text in other tokens: embeddings are compared between "
-            "models with one tokenizer"
+    """Compare mean-pooled embeddings of windows of one length."""
+    if not torch.equal(model.token_ids, reference.token_ids):
+        raise PosEncError(
+            f"{model.name} and {reference.name} tokenize the text differently: similarity requires the same tokenizer"
         )
-    windows = cut(subject.stream, subject.frame, length)
-    mine_WE = embeddings(subject, windows, settings, crew)
+    windows = split_windows(model.token_ids, model.special_tokens, length)
+    embeddings_WE = embed(model, windows, settings, group)
     try:
-        its_WE = embeddings(original, windows, settings, crew)
-    except Halt as halt:
-        raise Halt(f"the original, {original.name}: {halt.reason}", halt.lasting) from halt
-    cosines_W = nn.functional.cosine_similarity(mine_WE, its_WE)
+        reference_WE = embed(reference, windows, settings, group)
+    except EvaluationStopped as error:
+        raise EvaluationStopped(f"Reference model {reference.name}: {error.reason}", error.permanent) from error
+    cosines_W = nn.functional.cosine_similarity(embeddings_WE, reference_WE)
+    enough = len(cosines_W) >= MIN_WINDOWS_TO_CORRELATE
     return SimilarityResult(
-        model=subject.name,
+        model=model.name,
         length=length,
-        original=original.name,
-        cosine=mean(cosines_W, torch.ones(len(cosines_W)), settings.confidence).within(-1.0, 1.0),
-        agreement=agreement(mine_WE, its_WE) if len(mine_WE) >= FEWEST_TO_COMPARE else None,
-        windows=len(cosines_W),
+        reference=reference.name,
+        cosine=mean_estimate(cosines_W, torch.ones_like(cosines_W), settings.confidence).map(
+            lambda x: min(max(x, -1.0), 1.0)
+        ),
+        correlation=similarity_correlation(embeddings_WE, reference_WE) if enough else None,
+        num_windows=len(cosines_W),
     )
 
 
-def embeddings(subject: Subject, windows: Windows, settings: Settings, crew: Crew) -> torch.Tensor:
+def embed(model: EvaluatedModel, windows: Windows, settings: EvaluationSettings, group: ProcessGroup) -> torch.Tensor:
     """The mean of the last hidden states of each window, (W, E)."""
-    saying = f"{subject.name}, embeddings at {windows.length} tokens"
-    count = min(len(windows), MOST_WINDOWS)
 
-    def work() -> list[tuple[int, list[float]]]:
-        done: list[tuple[int, list[float]]] = []
-        for numbers in crew.batches(count, rows_at_once(settings.batch_tokens, windows.length), saying):
-            states_BNE = states(subject.model, windows.rows(numbers).to(subject.device))
-            done += zip(numbers, states_BNE.double().mean(1).tolist(), strict=True)
-        return done
+    def mean_states(indices: list[int]) -> list[torch.Tensor]:
+        return list(model.hidden_states(windows.input_ids(indices)).double().mean(1).cpu())
 
-    return torch.tensor(crew.collect(work), dtype=torch.float64)
+    description = f"{model.name}: embeddings at {windows.length} tokens"
+    num_windows, batch_size = min(len(windows), MAX_WINDOWS), settings.batch_size(windows.length)
+    return torch.stack(group.map_batches(mean_states, num_windows, batch_size, description))
 
 
-def agreement(first_WE: torch.Tensor, second_WE: torch.Tensor) -> float | None:
-    """Pearson's correlation of the cosines of all pairs of windows under both models; None where all are the same."""
-    above = torch.ones(len(first_WE), len(first_WE)).triu(1).bool()
-    cosines = []
-    for embeddings_WE in (first_WE, second_WE):
-        unit_WE = nn.functional.normalize(embeddings_WE, dim=-1)
-        cosines.append((unit_WE @ unit_WE.T)[above])
-    found = torch.corrcoef(torch.stack(cosines))[0, 1].item()
-    return None if math.isnan(found) else found
+def similarity_correlation(first_WE: torch.Tensor, second_WE: torch.Tensor) -> float | None:
+    """Pearson correlation of the cosines between all pairs of windows; None if they are all the same."""
+    pairs = torch.triu_indices(len(first_WE), len(first_WE), offset=1)
+    units = (nn.functional.normalize(embeddings_WE, dim=-1) for embeddings_WE in (first_WE, second_WE))
+    cosines = torch.stack([(unit_WE @ unit_WE.T)[pairs[0], pairs[1]] for unit_WE in units])
+    correlation = torch.corrcoef(cosines)[0, 1].item()
+    return None if math.isnan(correlation) else correlation

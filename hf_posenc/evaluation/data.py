@@ -1,0 +1,180 @@
+"""The evaluation text: token ids, windows of one length, and masking for masked language models.
+
+Shapes: B windows in a batch, N tokens in a window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import PosEncError
+from ..text_data import INPUT_IDS, load_text_dataset, select_text_column
+from .results import EvaluationStopped
+
+TextData = str | Path | torch.Tensor | Sequence[str] | Sequence[Sequence[int]]
+Document = str | torch.Tensor | Sequence[int]
+MAX_CHARACTERS_PER_TOKEN = 64
+"""Bounds how much of a long document is tokenized when only its first tokens are needed."""
+SAMPLE_TEXTS = ("a", "0", "A", ".", "the 1", "\u4e00")
+"""Any tokenizer should keep at least one of these."""
+
+
+def load_token_ids(
+    data: TextData,
+    tokenizer: PreTrainedTokenizerBase | None,
+    max_tokens: int,
+    split: str = "test",
+    text_column: str | None = None,
+) -> torch.Tensor:
+    """The first `max_tokens` tokens of the data: documents concatenated, each followed by an end-of-text token."""
+    chunks: list[torch.Tensor] = []
+    remaining = max_tokens
+    for document in _iter_documents(data, split, text_column):
+        chunks.append(_tokenize(document, tokenizer, remaining)[:remaining])
+        remaining -= len(chunks[-1])
+        if not remaining:
+            break
+    if remaining == max_tokens:
+        raise PosEncError("The evaluation data is empty: pass at least one non-empty text")
+    return torch.cat(chunks)
+
+
+def _iter_documents(data: TextData, split: str, text_column: str | None) -> Iterator[Document]:
+    if isinstance(data, (str, Path)):
+        rows: Iterable[dict[str, Document]] = load_text_dataset(str(data), split, streaming=True)
+        try:
+            first_row = next(iter(rows), None)
+        except UnicodeDecodeError as error:
+            raise PosEncError(f"{data} is not UTF-8 text: {error}") from error
+        if first_row is not None:
+            column = select_text_column(list(first_row), text_column)
+            yield from (row[column] for row in rows)
+    elif isinstance(data, torch.Tensor):
+        yield from data if data.dim() == 2 else data[None]
+    else:
+        yield from data
+
+
+def _tokenize(document: Document, tokenizer: PreTrainedTokenizerBase | None, max_tokens: int) -> torch.Tensor:
+    if not isinstance(document, str):
+        return torch.as_tensor(document, dtype=torch.long)
+    if tokenizer is None:
+        raise PosEncError(
+            "Text needs a tokenizer and the model has none: pass tokenizer=, or token ids instead of text"
+        )
+    text = document[: MAX_CHARACTERS_PER_TOKEN * max_tokens]
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)[INPUT_IDS]
+    end_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    return torch.tensor(ids if end_id is None or not ids else [*ids, end_id], dtype=torch.long)
+
+
+def text_hash(token_ids: torch.Tensor) -> str:
+    """A short hash that tells whether two token sequences are the same."""
+    return hashlib.sha256(token_ids.numpy().tobytes()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialTokens:
+    """Token ids before and after the text of every window."""
+
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase | None, causal: bool) -> SpecialTokens:
+        """What the tokenizer adds around a text. A causal model gains nothing from a suffix, so it gets none."""
+        if tokenizer is None:
+            return cls()
+        encoded = ((text, tokenizer(text, add_special_tokens=False)[INPUT_IDS]) for text in SAMPLE_TEXTS)
+        sample, ids = next(((text, ids) for text, ids in encoded if ids), ("", []))
+        full_ids = tokenizer(sample)[INPUT_IDS] if ids else []
+        for start in range(len(full_ids) - len(ids) + 1):
+            if full_ids[start : start + len(ids)] == ids:
+                suffix = () if causal else tuple(full_ids[start + len(ids) :])
+                return cls(tuple(full_ids[:start]), suffix)
+        return cls()
+
+    def __len__(self) -> int:
+        return len(self.prefix) + len(self.suffix)
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Windows of `length` tokens. `first_new` is the position in each from which tokens are not in earlier windows."""
+
+    token_ids: torch.Tensor
+    special_tokens: SpecialTokens
+    length: int
+    starts: tuple[int, ...]
+    first_new: tuple[int, ...]
+
+    @property
+    def text_length(self) -> int:
+        return self.length - len(self.special_tokens)
+
+    @property
+    def segments(self) -> torch.Tensor:
+        """Index of each window's text segment: overlapping windows are not independent and share one."""
+        return torch.tensor([start // self.text_length for start in self.starts])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def input_ids(self, indices: Sequence[int]) -> torch.Tensor:
+        """Token ids with special tokens, (B, N)."""
+        prefix, suffix = (torch.tensor(ids) for ids in (self.special_tokens.prefix, self.special_tokens.suffix))
+        texts = [self.token_ids[self.starts[index] :][: self.text_length] for index in indices]
+        return torch.stack([torch.cat([prefix.long(), text, suffix.long()]) for text in texts])
+
+    def text_mask(self) -> torch.Tensor:
+        """True at text positions, False at special tokens, (N,)."""
+        mask_N = torch.zeros(self.length, dtype=torch.bool)
+        mask_N[len(self.special_tokens.prefix) : self.length - len(self.special_tokens.suffix)] = True
+        return mask_N
+
+    def new_tokens(self, indices: Sequence[int]) -> torch.Tensor:
+        """True at tokens that a causal model scores, (B, N): not in an earlier window, and not the very first token."""
+        first_new_B1 = torch.tensor([max(self.first_new[index], 1) for index in indices])[:, None]
+        return torch.arange(self.length) >= first_new_B1
+
+
+def split_windows(
+    token_ids: torch.Tensor, special_tokens: SpecialTokens, length: int, stride: int | None = None
+) -> Windows:
+    """Split text into adjacent windows, or sliding ones with a stride. An incomplete window at the end is dropped."""
+    text_length = length - len(special_tokens)
+    if text_length < 1:
+        raise PosEncError(
+            f"A window of {length} tokens has no room for text besides {len(special_tokens)} special tokens: "
+            "use a longer window"
+        )
+    step = text_length if stride is None else min(stride, text_length)
+    starts = tuple(range(0, len(token_ids) - text_length + 1, step))
+    if not starts:
+        raise EvaluationStopped(
+            f"The text has {len(token_ids):,} tokens, too few for a window of {length:,}: use more text or a higher "
+            "max_tokens"
+        )
+    prefix_length = len(special_tokens.prefix)
+    first_new = tuple(prefix_length + (text_length - step if start else 0) for start in starts)
+    return Windows(token_ids, special_tokens, length, starts, first_new)
+
+
+def choose_masked(candidates_N: torch.Tensor, probability: float, seed: int, index: int) -> torch.Tensor:
+    """The positions to mask among the candidates, (N,): at least one.
+
+    The choice depends on the seed and the window's index, not on batches or processes.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+    positions = candidates_N.nonzero()[:, 0]
+    count = max(math.floor(probability * len(positions)), 1)
+    masked_N = torch.zeros_like(candidates_N)
+    masked_N[positions[torch.randperm(len(positions), generator=generator)[:count]]] = True
+    return masked_N

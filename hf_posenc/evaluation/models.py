@@ -1,0 +1,317 @@
+"""The models under evaluation: loading them, and scoring tokens with them.
+
+Shapes: B windows in a batch, N tokens in a window, E features, P scored tokens, V vocabulary entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import hashlib
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto import modeling_auto
+
+from ..errors import PosEncError
+from ..patches import ARCHITECTURES
+from .data import SpecialTokens, Windows, choose_masked
+from .results import EvaluationStopped
+from .settings import EvaluationSettings
+
+ModelSource = str | Path | PreTrainedModel
+TOKENS_PER_CHUNK = 1024
+"""Tokens whose logits are computed at once: those of a whole batch may not fit in memory."""
+FINGERPRINT_SAMPLES = 64
+
+
+class Task(enum.Enum):
+    """What a model does; chosen by its head unless set explicitly."""
+
+    CAUSAL_LM = "causal-lm"
+    MASKED_LM = "masked-lm"
+    FEATURE_EXTRACTION = "feature-extraction"
+
+    @classmethod
+    def resolve(cls, requested: str | None, architectures: Iterable[str]) -> Task:
+        """The requested task, or the one of the first class name with a language modelling head."""
+        if requested is not None:
+            try:
+                return cls(requested)
+            except ValueError:
+                raise PosEncError(
+                    f"Unknown task {requested!r}; expected one of {[task.value for task in cls]}"
+                ) from None
+        causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        masked = (
+            *modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values(),
+            *modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.values(),
+        )
+        for name in architectures:
+            if name in causal:
+                return cls.CAUSAL_LM
+            if name in masked:
+                return cls.MASKED_LM
+        return cls.FEATURE_EXTRACTION
+
+
+AUTO_CLASSES = {
+    Task.CAUSAL_LM: AutoModelForCausalLM,
+    Task.MASKED_LM: AutoModelForMaskedLM,
+    Task.FEATURE_EXTRACTION: AutoModel,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A model to evaluate: a checkpoint that is not loaded yet, or a live model."""
+
+    name: str
+    source: str | PreTrainedModel
+    config: PreTrainedConfig
+    task: Task
+
+    def load_tokenizer(self, revision: str | None) -> PreTrainedTokenizerBase | None:
+        """The tokenizer saved with the checkpoint, if there is one."""
+        source = self.source if isinstance(self.source, str) else getattr(self.config, "name_or_path", "")
+        if not source:
+            return None
+        try:
+            return AutoTokenizer.from_pretrained(source, revision=revision)
+        except (OSError, ValueError, KeyError):  # what transformers raises for a directory without a tokenizer
+            return None
+
+    @contextlib.contextmanager
+    def load(self, dtype: str | None, device: torch.device, revision: str | None) -> Iterator[PreTrainedModel]:
+        """The model in eval mode. A live model stays on its device, and returns to its former mode afterwards."""
+        if isinstance(self.source, str):
+            yield self._from_pretrained(self.source, dtype, revision).to(device).eval()
+            return
+        if dtype is not None:
+            raise PosEncError(
+                "Live models are evaluated in their own dtype: remove dtype, or pass a checkpoint directory"
+            )
+        was_training = self.source.training
+        try:
+            yield self.source.eval()
+        finally:
+            self.source.train(was_training)
+
+    def _from_pretrained(self, source: str, dtype: str | None, revision: str | None) -> PreTrainedModel:
+        try:
+            model, loading_info = AUTO_CLASSES[self.task].from_pretrained(
+                source, dtype=dtype or "auto", revision=revision, output_loading_info=True
+            )
+        except (OSError, ValueError) as error:
+            message = str(error).split("Model type should be")[0].strip()
+            raise PosEncError(f"Cannot load {source} for the task {self.task.value}: {message}") from error
+        missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))
+        if missing:  # they would be random, and so would the results
+            raise PosEncError(
+                f"{source} lacks weights for the task {self.task.value}, such as {missing[0]}: remove the task, or use "
+                "a checkpoint that has them"
+            )
+        return model
+
+
+def list_candidates(
+    models: ModelSource | Sequence[ModelSource] | Mapping[str, ModelSource], task: str | None, revision: str | None
+) -> list[Candidate]:
+    """Name the models and read their configs."""
+    if isinstance(models, Mapping):
+        named = [(str(name), source) for name, source in models.items()]
+    else:
+        sources = list(models) if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+        named = list(zip(_choose_names(sources), sources, strict=True))
+    if not named:
+        raise PosEncError("Pass at least one model to evaluate")
+    return [_candidate(name, source, task, revision) for name, source in named]
+
+
+def _choose_names(sources: Sequence[ModelSource]) -> list[str]:
+    """The last part of a path, or the whole path if those clash; the class name of a live model."""
+    for path_name in (lambda path: path.name or str(path), str):
+        names = [type(s).__name__ if isinstance(s, nn.Module) else path_name(Path(str(s))) for s in sources]
+        if len(set(names)) == len(names):
+            return names
+    raise PosEncError(f"The models {names} need distinct names: pass a mapping (name=path on the command line)")
+
+
+def _candidate(name: str, source: ModelSource, task: str | None, revision: str | None) -> Candidate:
+    if isinstance(source, nn.Module):
+        return Candidate(
+            name, source, source.config, Task.resolve(task, [cls.__name__ for cls in type(source).__mro__])
+        )
+    try:
+        config = AutoConfig.from_pretrained(str(source), revision=revision)
+    except (OSError, ValueError) as error:
+        hint = "" if Path(str(source)).exists() else " (not a local directory, so it was looked up on the Hub)"
+        raise PosEncError(f"Cannot load {source}{hint}: {error}") from error
+    return Candidate(name, str(source), config, Task.resolve(task, config.architectures or []))
+
+
+@contextlib.contextmanager
+def stop_on_refusal() -> Iterator[None]:
+    """Turn a model's refusal and out-of-memory errors into EvaluationStopped."""
+    try:
+        yield
+    except PosEncError as error:
+        raise EvaluationStopped(str(error), refused=True) from error
+    except RuntimeError as error:  # torch.OutOfMemoryError on accelerators, a plain RuntimeError on CPU
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        summary = str(error).split(". ")[0]
+        raise EvaluationStopped(
+            f"Out of memory ({summary}): use fewer tokens per batch (--batch-tokens), bfloat16 or more devices",
+            permanent=False,
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatedModel:
+    """A loaded model with its tokenizer and the evaluation text in its tokens."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    task: Task
+    token_ids: torch.Tensor
+    special_tokens: SpecialTokens
+
+    @property
+    def causal(self) -> bool:
+        return self.task is Task.CAUSAL_LM
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def check_vocabulary(self) -> None:
+        largest, vocab_size = int(self.token_ids.max()), int(self.model.config.vocab_size)
+        if largest >= vocab_size:
+            raise PosEncError(
+                f"The text contains token id {largest}, but {self.name} has a vocabulary of {vocab_size}: does the "
+                "tokenizer belong to this model?"
+            )
+
+    def fingerprint(self) -> str:
+        """Identifies the weights and the position scheme by a few values of every parameter."""
+        digest = hashlib.sha256(str(getattr(self.model.config, "position_scheme", None)).encode())
+        for name, parameter in sorted(self.model.named_parameters()):
+            values = parameter.detach().flatten()
+            values = values[:: max(len(values) // FINGERPRINT_SAMPLES, 1)][: 2 * FINGERPRINT_SAMPLES]
+            digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+            digest.update(values.double().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def hide_targets(
+        self, windows: Windows, indices: list[int], causal_targets_BN: torch.Tensor, settings: EvaluationSettings
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The input ids, and which tokens to score, both (B, N): the given ones for a causal model, else masked ones.
+
+        Every chosen token becomes the mask token. Training also keeps some and replaces some at random, which would
+        only add noise here.
+        """
+        input_ids_BN = windows.input_ids(indices)
+        if self.causal:
+            return input_ids_BN, causal_targets_BN
+        if self.tokenizer is None or self.tokenizer.mask_token_id is None:
+            raise PosEncError(f"{self.name} is a masked model but its tokenizer has no mask token: pass tokenizer=")
+        maskable_BN = windows.text_mask() & ~torch.isin(input_ids_BN, torch.tensor(self.tokenizer.all_special_ids))
+        rows = [
+            choose_masked(maskable_N, settings.mlm_probability, settings.seed, index)
+            for maskable_N, index in zip(maskable_BN, indices, strict=True)
+        ]
+        masked_BN = torch.stack(rows)
+        return input_ids_BN.masked_fill(masked_BN, self.tokenizer.mask_token_id), masked_BN
+
+    @torch.no_grad()
+    def hidden_states(self, input_ids_BN: torch.Tensor) -> torch.Tensor:
+        """The last hidden states, (B, N, E).
+
+        Raises:
+            EvaluationStopped: If the model refuses this length or runs out of memory.
+        """
+        limit, length = _position_table_size(self.model.config), input_ids_BN.shape[1]
+        if limit is not None and length > limit:
+            raise EvaluationStopped(
+                f"The position table of this stock {self.model.config.model_type} ends at {limit} tokens: use a "
+                "position_scheme without that limit, such as rope, alibi or t5",
+                refused=True,
+            )
+        with stop_on_refusal():
+            return self.model.base_model(input_ids_BN.to(self.device), use_cache=False).last_hidden_state
+
+    @torch.no_grad()
+    def log_probs(self, input_ids_BN: torch.Tensor, scored_BN: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Log-probabilities over the vocabulary for the scored tokens in order, in chunks of (P, V).
+
+        A causal model predicts each token from those before it, so it cannot score the first token.
+        """
+        assert not (self.causal and scored_BN[:, 0].any()), "a causal model cannot score the first token"
+        predicted_from_BN = scored_BN.roll(-1, 1) if self.causal else scored_BN
+        states_PE = self.hidden_states(input_ids_BN)[predicted_from_BN.to(self.device)]
+        head = _language_model_head(self.model)
+        for chunk_PE in states_PE.split(TOKENS_PER_CHUNK):
+            with stop_on_refusal():
+                log_probs_PV = head(chunk_PE).float().log_softmax(-1)
+            if log_probs_PV.isnan().any():
+                raise EvaluationStopped(f"The model predicts NaN at {input_ids_BN.shape[1]} tokens")
+            yield log_probs_PV
+
+    def token_losses(
+        self, input_ids_BN: torch.Tensor, targets_BN: torch.Tensor, scored_BN: torch.Tensor
+    ) -> torch.Tensor:
+        """Loss of each scored target in nats and 0 elsewhere, (B, N), in float64 on the CPU."""
+        targets = targets_BN[scored_BN].to(self.device).split(TOKENS_PER_CHUNK)
+        losses_BN = torch.zeros(input_ids_BN.shape, dtype=torch.float64)
+        chunks = [
+            -log_probs_PV.gather(-1, targets_P[:, None])[:, 0].double().cpu()
+            for log_probs_PV, targets_P in zip(self.log_probs(input_ids_BN, scored_BN), targets, strict=True)
+        ]
+        losses_BN[scored_BN] = torch.cat(chunks)
+        return losses_BN
+
+    def max_length(self, refused_length: int) -> int | None:
+        """The longest input that the model accepts, below a length that it refused; None if it accepts that now."""
+
+        def refuses(length: int) -> bool:
+            try:
+                self.hidden_states(torch.ones(1, length, dtype=torch.long))
+            except EvaluationStopped as error:
+                return error.refused  # running out of memory is not a limit of the model
+            return False
+
+        longest = bisect_left(range(1, refused_length + 1), True, key=refuses)
+        return None if longest == refused_length else longest
+
+
+def _position_table_size(config: PreTrainedConfig) -> int | None:
+    """Size of a stock model's position table. Variants check lengths themselves; indexing past a stock table raises
+    an IndexError on CPU and kills the process on a GPU."""
+    architecture = ARCHITECTURES.get(config.model_type)
+    return None if architecture is None else architecture.shape(config).table_size
+
+
+def _language_model_head(model: PreTrainedModel) -> nn.Module:
+    """What maps hidden states to logits: the output embeddings, or the head module they are part of (BERT)."""
+    output_embeddings = model.get_output_embeddings()
+    name = next((name for name, module in model.named_modules() if module is output_embeddings), None)
+    if name is None:
+        raise PosEncError(f"{type(model).__name__} has no language modelling head: set task to causal-lm or masked-lm")
+    parent = name.rpartition(".")[0]
+    return model.get_submodule(parent) if parent else output_embeddings
