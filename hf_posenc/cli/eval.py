@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from ..errors import PosEncError
 from .app import Json, app, said_plainly
+
+Number = TypeVar("Number", int, float)
 
 
 @app.command("eval")
@@ -34,7 +36,6 @@ def evaluate(
     max_tokens: Annotated[int, typer.Option(help="Tokens to read from the start of the text.")] = 131_072,
     batch_tokens: Annotated[int, typer.Option(help="Tokens per batch.")] = 4096,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Short for --dtype bfloat16.")] = False,
     task: Annotated[
         str | None, typer.Option(help="causal-lm, masked-lm or feature-extraction; default: by the model's head.")
     ] = None,
@@ -55,7 +56,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="Split of a dataset.")] = "test",
     text_column: Annotated[str | None, typer.Option(help="Column that contains the text; default: text.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of Hub ids.")] = None,
-    device: Annotated[str | None, typer.Option(help="Device such as cpu or cuda:1; default: the best available.")] = None,
+    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:1; default: the best available.")] = None,
     results: Annotated[
         Path | None, typer.Option(help="JSON file to save results to as they arrive; rerun to resume.")
     ] = None,
@@ -74,19 +75,22 @@ def evaluate(
 
     Example: hf-posenc eval gpt2 ./gpt2-rope --data test.txt --lengths 0.5x,1x,2x,4x --results eval.json --plots plots
 
-    Example: accelerate launch -m hf_posenc eval ./variant --data test.txt --metrics all --bf16
+    Example: accelerate launch -m hf_posenc eval ./variant --data test.txt --metrics all --dtype bfloat16
     """
     with said_plainly():
-        from ..evaluation import METRICS
+        from ..evaluation import METRICS, check_writable
         from ..evaluation import evaluate as run
         from ..plots.evaluation import save_evaluation_figures
+        from ..plots.style import create_figure_directory, new_figure
 
         selected = list(METRICS) if metrics == "all" else _split(metrics)
-        _check_outputs(csv, plots)
+        if csv is not None:
+            check_writable(csv)
+        if plots is not None:
+            new_figure(1, 1)  # fails if matplotlib is missing
+            create_figure_directory(plots)
         if save_length_curve and (len(models) != 1 or not Path(models[0]).is_dir() or "perplexity" not in selected):
             raise PosEncError("--save-length-curve requires one model directory and the metric perplexity")
-        if bf16 and dtype not in (None, "bfloat16"):
-            raise PosEncError(f"--bf16 contradicts --dtype {dtype}: remove one of them")
         report = run(
             _parse_models(models),
             data,
@@ -104,15 +108,13 @@ def evaluate(
             stride=stride,
             max_tokens=max_tokens,
             batch_tokens=batch_tokens,
-            dtype="bfloat16" if bf16 else dtype,
+            dtype=dtype,
             task=task,
             mlm_probability=mlm_probability,
             position_bins=position_bins,
-            passkey_depths=[_parse_number(depth, "--passkey-depths") for depth in _split(passkey_depths)],
+            passkey_depths=[_parse(float, depth) for depth in _split(passkey_depths)],
             passkey_trials=passkey_trials,
-            shuffle_blocks=[
-                None if size == "all" else int(_parse_number(size, "--shuffle-blocks")) for size in _split(shuffle_blocks)
-            ],
+            shuffle_blocks=[None if size == "all" else _parse(int, size) for size in _split(shuffle_blocks)],
             confidence=confidence,
             seed=seed,
         )
@@ -131,11 +133,11 @@ def _split(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _parse_number(text: str, option: str) -> float:
+def _parse(number_type: type[Number], text: str) -> Number:
     try:
-        return float(text)
+        return number_type(text)
     except ValueError:
-        raise PosEncError(f"Invalid number {text!r} in {option}") from None
+        raise PosEncError(f"Invalid number {text!r}; expected {number_type.__name__}") from None
 
 
 def _parse_models(models: list[str]) -> list[str] | dict[str, str]:
@@ -147,16 +149,3 @@ def _parse_models(models: list[str]) -> list[str] | dict[str, str]:
     if len(named) != len(models):
         raise PosEncError(f"Two of {models} have the same name: set different ones")
     return named
-
-
-def _check_outputs(csv: Path | None, plots: Path | None) -> None:
-    """Fail before the evaluation if its output cannot be written."""
-    if csv is not None:
-        from ..evaluation import check_writable
-
-        check_writable(csv)
-    if plots is not None:
-        from ..plots.style import directory_for, new_figure
-
-        new_figure(1, 1)
-        directory_for(plots)

@@ -66,9 +66,7 @@ def _tokenize(document: Document, tokenizer: PreTrainedTokenizerBase | None, max
     if not isinstance(document, str):
         return torch.as_tensor(document, dtype=torch.long)
     if tokenizer is None:
-        raise PosEncError(
-            "Text needs a tokenizer and the model has none: pass tokenizer=, or token ids instead of text"
-        )
+        raise PosEncError("Text needs a tokenizer, and the model has none: pass tokenizer= or token ids")
     text = document[: MAX_CHARACTERS_PER_TOKEN * max_tokens]
     ids = tokenizer(text, add_special_tokens=False, verbose=False)[INPUT_IDS]
     end_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
+from tqdm.auto import tqdm
 
 from ..errors import PosEncError
 from .results import EvaluationStopped
@@ -38,8 +39,7 @@ class ProcessGroup:
         except ImportError:
             raise PosEncError("Several processes require accelerate: pip install hf_posenc[train]") from None
         # Without a GPU, PartialState only joins the processes when told to use the CPU.
-        use_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
-        state = PartialState(cpu=use_cpu)
+        state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
         if state.num_processes == 1:
             raise PosEncError(f"accelerate did not connect the {world_size} processes: each would evaluate everything")
         return cls(state.device, state.process_index, state.num_processes, progress and state.is_main_process)
@@ -50,32 +50,23 @@ class ProcessGroup:
 
     def broadcast(self, value: T) -> T:
         """The main process's value, in every process."""
-        if self.world_size == 1:
-            return value
         values = [value]
-        torch.distributed.broadcast_object_list(values, 0)
+        if self.world_size > 1:
+            torch.distributed.broadcast_object_list(values, 0)
         return values[0]
 
     def map_batches(
         self, compute: Callable[[list[int]], Iterable[T]], num_items: int, batch_size: int, description: str
     ) -> list[T]:
-        """Compute one result per item, in batches of item indices shared among the processes.
+        """One result per item in every process, computed in batches of item indices that the processes share.
 
-        Returns:
-            All results in item order, in every process.
-
-        Raises:
-            EvaluationStopped: In every process, if any process stopped.
+        If any process stops, all of them raise EvaluationStopped.
         """
-        from tqdm.auto import tqdm
-
         stopped: EvaluationStopped | None = None
         results: list[tuple[int, T]] = []
         indices = range(self.rank, num_items, self.world_size)
         try:
-            with tqdm(
-                total=len(indices), desc=description, unit="window", leave=False, disable=not self.progress
-            ) as bar:
+            with tqdm(total=len(indices), desc=description, leave=False, disable=not self.progress) as bar:
                 for start in range(0, len(indices), batch_size):
                     batch = list(indices[start : start + batch_size])
                     results += zip(batch, compute(batch), strict=True)
@@ -97,8 +88,6 @@ def _select_device(name: str | None) -> torch.device:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or torch.device("cpu")
     try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
+        return torch.empty(1, device=name).device
     except (RuntimeError, AssertionError) as error:  # torch raises either for devices it was not built for
         raise PosEncError(f"Cannot use device {name!r}: {error}") from error
-    return device

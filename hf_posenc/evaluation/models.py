@@ -12,6 +12,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -33,38 +34,32 @@ from .data import SpecialTokens, Windows, choose_masked
 from .results import EvaluationStopped
 from .settings import EvaluationSettings
 
-ModelSource = str | Path | PreTrainedModel
+ModelSource: TypeAlias = str | Path | PreTrainedModel
 TOKENS_PER_CHUNK = 1024
 """Tokens whose logits are computed at once: those of a whole batch may not fit in memory."""
 FINGERPRINT_SAMPLES = 64
 
 
 class Task(enum.Enum):
-    """What a model does; chosen by its head unless set explicitly."""
+    """What a model does: as requested, or as the head of its class does."""
 
     CAUSAL_LM = "causal-lm"
     MASKED_LM = "masked-lm"
     FEATURE_EXTRACTION = "feature-extraction"
 
     @classmethod
-    def resolve(cls, requested: str | None, architectures: Iterable[str]) -> Task:
-        """The requested task, or the one of the first class name with a language modelling head."""
+    def resolve(cls, requested: str | None, class_names: Iterable[str]) -> Task:
+        tasks = {task.value: task for task in cls}
+        if requested is not None and requested not in tasks:
+            raise PosEncError(f"Unknown task {requested!r}; expected one of {list(tasks)}")
         if requested is not None:
-            try:
-                return cls(requested)
-            except ValueError:
-                raise PosEncError(
-                    f"Unknown task {requested!r}; expected one of {[task.value for task in cls]}"
-                ) from None
-        causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-        masked = (
-            *modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values(),
-            *modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.values(),
-        )
-        for name in architectures:
-            if name in causal:
+            return tasks[requested]
+        for name in class_names:
+            if name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
                 return cls.CAUSAL_LM
-            if name in masked:
+            if name in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
+                return cls.MASKED_LM
+            if name in modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.values():
                 return cls.MASKED_LM
         return cls.FEATURE_EXTRACTION
 
@@ -88,10 +83,8 @@ class Candidate:
     def load_tokenizer(self, revision: str | None) -> PreTrainedTokenizerBase | None:
         """The tokenizer saved with the checkpoint, if there is one."""
         source = self.source if isinstance(self.source, str) else getattr(self.config, "name_or_path", "")
-        if not source:
-            return None
         try:
-            return AutoTokenizer.from_pretrained(source, revision=revision)
+            return AutoTokenizer.from_pretrained(source, revision=revision) if source else None
         except (OSError, ValueError, KeyError):  # what transformers raises for a directory without a tokenizer
             return None
 
@@ -99,31 +92,29 @@ class Candidate:
     def load(self, dtype: str | None, device: torch.device, revision: str | None) -> Iterator[PreTrainedModel]:
         """The model in eval mode. A live model stays on its device, and returns to its former mode afterwards."""
         if isinstance(self.source, str):
-            yield self._from_pretrained(self.source, dtype, revision).to(device).eval()
+            yield self._from_pretrained(dtype, revision).to(device).eval()
             return
         if dtype is not None:
-            raise PosEncError(
-                "Live models are evaluated in their own dtype: remove dtype, or pass a checkpoint directory"
-            )
+            raise PosEncError("Live models are evaluated in their own dtype: remove dtype, or pass a checkpoint")
         was_training = self.source.training
         try:
             yield self.source.eval()
         finally:
             self.source.train(was_training)
 
-    def _from_pretrained(self, source: str, dtype: str | None, revision: str | None) -> PreTrainedModel:
+    def _from_pretrained(self, dtype: str | None, revision: str | None) -> PreTrainedModel:
         try:
             model, loading_info = AUTO_CLASSES[self.task].from_pretrained(
-                source, dtype=dtype or "auto", revision=revision, output_loading_info=True
+                self.source, dtype=dtype or "auto", revision=revision, output_loading_info=True
             )
         except (OSError, ValueError) as error:
             message = str(error).split("Model type should be")[0].strip()
-            raise PosEncError(f"Cannot load {source} for the task {self.task.value}: {message}") from error
+            raise PosEncError(f"Cannot load {self.source} for the task {self.task.value}: {message}") from error
         missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))
         if missing:  # they would be random, and so would the results
             raise PosEncError(
-                f"{source} lacks weights for the task {self.task.value}, such as {missing[0]}: remove the task, or use "
-                "a checkpoint that has them"
+                f"{self.source} lacks weights for the task {self.task.value}, such as {missing[0]}: remove the task, "
+                "or use a checkpoint that has them"
             )
         return model
 
@@ -132,20 +123,21 @@ def list_candidates(
     models: ModelSource | Sequence[ModelSource] | Mapping[str, ModelSource], task: str | None, revision: str | None
 ) -> list[Candidate]:
     """Name the models and read their configs."""
-    if isinstance(models, Mapping):
-        named = [(str(name), source) for name, source in models.items()]
-    else:
+    if not isinstance(models, Mapping):
         sources = list(models) if isinstance(models, Sequence) and not isinstance(models, str) else [models]
-        named = list(zip(_choose_names(sources), sources, strict=True))
-    if not named:
+        models = dict(zip(_choose_names(sources), sources, strict=True))
+    if not models:
         raise PosEncError("Pass at least one model to evaluate")
-    return [_candidate(name, source, task, revision) for name, source in named]
+    return [_candidate(str(name), source, task, revision) for name, source in models.items()]
 
 
 def _choose_names(sources: Sequence[ModelSource]) -> list[str]:
     """The last part of a path, or the whole path if those clash; the class name of a live model."""
-    for path_name in (lambda path: path.name or str(path), str):
-        names = [type(s).__name__ if isinstance(s, nn.Module) else path_name(Path(str(s))) for s in sources]
+    for short in (True, False):
+        names = [
+            type(source).__name__ if isinstance(source, nn.Module) else Path(source).name if short else str(source)
+            for source in sources
+        ]
         if len(set(names)) == len(names):
             return names
     raise PosEncError(f"The models {names} need distinct names: pass a mapping (name=path on the command line)")
@@ -153,9 +145,8 @@ def _choose_names(sources: Sequence[ModelSource]) -> list[str]:
 
 def _candidate(name: str, source: ModelSource, task: str | None, revision: str | None) -> Candidate:
     if isinstance(source, nn.Module):
-        return Candidate(
-            name, source, source.config, Task.resolve(task, [cls.__name__ for cls in type(source).__mro__])
-        )
+        class_names = [cls.__name__ for cls in type(source).__mro__]
+        return Candidate(name, source, source.config, Task.resolve(task, class_names))
     try:
         config = AutoConfig.from_pretrained(str(source), revision=revision)
     except (OSError, ValueError) as error:
@@ -175,10 +166,8 @@ def stop_on_refusal() -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         summary = str(error).split(". ")[0]
-        raise EvaluationStopped(
-            f"Out of memory ({summary}): use fewer tokens per batch (--batch-tokens), bfloat16 or more devices",
-            permanent=False,
-        ) from error
+        hint = "use fewer tokens per batch (--batch-tokens), bfloat16 or more devices"
+        raise EvaluationStopped(f"Out of memory ({summary}): {hint}", permanent=False) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,10 +207,10 @@ class EvaluatedModel:
             digest.update(values.double().cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def hide_targets(
+    def prepare_inputs(
         self, windows: Windows, indices: list[int], causal_targets_BN: torch.Tensor, settings: EvaluationSettings
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input ids, and which tokens to score, both (B, N): the given ones for a causal model, else masked ones.
+        """The input ids and the tokens to score, both (B, N): the given ones for a causal model, else masked ones.
 
         Every chosen token becomes the mask token. Training also keeps some and replaces some at random, which would
         only add noise here.
@@ -232,22 +221,19 @@ class EvaluatedModel:
         if self.tokenizer is None or self.tokenizer.mask_token_id is None:
             raise PosEncError(f"{self.name} is a masked model but its tokenizer has no mask token: pass tokenizer=")
         maskable_BN = windows.text_mask() & ~torch.isin(input_ids_BN, torch.tensor(self.tokenizer.all_special_ids))
-        rows = [
-            choose_masked(maskable_N, settings.mlm_probability, settings.seed, index)
-            for maskable_N, index in zip(maskable_BN, indices, strict=True)
-        ]
-        masked_BN = torch.stack(rows)
+        masked_BN = torch.stack(
+            [
+                choose_masked(maskable_N, settings.mlm_probability, settings.seed, index)
+                for maskable_N, index in zip(maskable_BN, indices, strict=True)
+            ]
+        )
         return input_ids_BN.masked_fill(masked_BN, self.tokenizer.mask_token_id), masked_BN
 
     @torch.no_grad()
     def hidden_states(self, input_ids_BN: torch.Tensor) -> torch.Tensor:
-        """The last hidden states, (B, N, E).
-
-        Raises:
-            EvaluationStopped: If the model refuses this length or runs out of memory.
-        """
-        limit, length = _position_table_size(self.model.config), input_ids_BN.shape[1]
-        if limit is not None and length > limit:
+        """The last hidden states, (B, N, E); EvaluationStopped if the model refuses this length."""
+        limit = _position_table_size(self.model.config)
+        if limit is not None and input_ids_BN.shape[1] > limit:
             raise EvaluationStopped(
                 f"The position table of this stock {self.model.config.model_type} ends at {limit} tokens: use a "
                 "position_scheme without that limit, such as rope, alibi or t5",
@@ -258,10 +244,7 @@ class EvaluatedModel:
 
     @torch.no_grad()
     def log_probs(self, input_ids_BN: torch.Tensor, scored_BN: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Log-probabilities over the vocabulary for the scored tokens in order, in chunks of (P, V).
-
-        A causal model predicts each token from those before it, so it cannot score the first token.
-        """
+        """Log-probabilities over the vocabulary for the scored tokens in order, in chunks of (P, V)."""
         assert not (self.causal and scored_BN[:, 0].any()), "a causal model cannot score the first token"
         predicted_from_BN = scored_BN.roll(-1, 1) if self.causal else scored_BN
         states_PE = self.hidden_states(input_ids_BN)[predicted_from_BN.to(self.device)]
@@ -278,11 +261,11 @@ class EvaluatedModel:
     ) -> torch.Tensor:
         """Loss of each scored target in nats and 0 elsewhere, (B, N), in float64 on the CPU."""
         targets = targets_BN[scored_BN].to(self.device).split(TOKENS_PER_CHUNK)
-        losses_BN = torch.zeros(input_ids_BN.shape, dtype=torch.float64)
         chunks = [
             -log_probs_PV.gather(-1, targets_P[:, None])[:, 0].double().cpu()
             for log_probs_PV, targets_P in zip(self.log_probs(input_ids_BN, scored_BN), targets, strict=True)
         ]
+        losses_BN = torch.zeros(input_ids_BN.shape, dtype=torch.float64)
         losses_BN[scored_BN] = torch.cat(chunks)
         return losses_BN
 
@@ -301,8 +284,7 @@ class EvaluatedModel:
 
 
 def _position_table_size(config: PreTrainedConfig) -> int | None:
-    """Size of a stock model's position table. Variants check lengths themselves; indexing past a stock table raises
-    an IndexError on CPU and kills the process on a GPU."""
+    """Size of a stock position table: indexing past it kills the process on a GPU. Variants check by themselves."""
     architecture = ARCHITECTURES.get(config.model_type)
     return None if architecture is None else architecture.shape(config).table_size
 

@@ -14,6 +14,7 @@ from .data import Windows, split_windows, text_hash
 from .distributed import ProcessGroup
 from .models import EvaluatedModel
 from .results import (
+    Estimate,
     EvaluationStopped,
     OrderResult,
     PerplexityResult,
@@ -38,7 +39,7 @@ def evaluate_perplexity(
 
     def bin_losses(indices: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         targets_BN = windows.input_ids(indices)
-        input_ids_BN, scored_BN = model.hide_targets(windows, indices, windows.new_tokens(indices), settings)
+        input_ids_BN, scored_BN = model.prepare_inputs(windows, indices, windows.new_tokens(indices), settings)
         losses_BN = model.token_losses(input_ids_BN, targets_BN, scored_BN)
         sums_BK, counts_BK = (
             torch.zeros(len(indices), num_bins, dtype=torch.float64).index_add_(1, bins_N, values_BN.double())
@@ -48,30 +49,28 @@ def evaluate_perplexity(
 
     description = f"{model.name}: perplexity at {length} tokens"
     results = group.map_batches(bin_losses, len(windows), settings.batch_size(length), description)
+    sums_WK, counts_WK = (torch.stack(rows) for rows in zip(*results, strict=True))
     segments_W = windows.segments
-    sums_SK, counts_SK = (
-        torch.zeros(int(segments_W.max()) + 1, num_bins, dtype=torch.float64).index_add_(
-            0, segments_W, torch.stack(rows)
-        )
-        for rows in zip(*results, strict=True)
-    )
+    zeros_SK = torch.zeros(int(segments_W.max()) + 1, num_bins, dtype=torch.float64)
+    sums_SK, counts_SK = (zeros_SK.index_add(0, segments_W, values_WK) for values_WK in (sums_WK, counts_WK))
+    sums_S, counts_S = sums_SK.sum(1), counts_SK.sum(1)
 
-    def perplexity(sums_S: torch.Tensor, counts_S: torch.Tensor) -> dict[str, object]:
-        loss = mean_estimate(sums_S, counts_S, settings.confidence)
-        return {"perplexity": perplexity_from_loss(loss), "num_tokens": int(counts_S.sum())}
+    def perplexity(sums_S: torch.Tensor, counts_S: torch.Tensor) -> Estimate:
+        return perplexity_from_loss(mean_estimate(sums_S, counts_S, settings.confidence))
 
     return PerplexityResult(
         model=model.name,
         length=length,
-        **perplexity(sums_SK.sum(1), counts_SK.sum(1)),
+        perplexity=perplexity(sums_S, counts_S),
+        num_tokens=int(counts_S.sum()),
         num_windows=len(windows),
         positions=tuple(
-            PositionResult(start, end, **perplexity(sums_S, counts_S))
-            for start, end, sums_S, counts_S in zip(edges, edges[1:], sums_SK.T, counts_SK.T, strict=False)
-            if counts_S.any()
+            PositionResult(start, end, perplexity(bin_sums_S, bin_counts_S), int(bin_counts_S.sum()))
+            for start, end, bin_sums_S, bin_counts_S in zip(edges, edges[1:], sums_SK.T, counts_SK.T, strict=False)
+            if bin_counts_S.any()
         ),
-        segment_losses=tuple(sums_SK.sum(1).tolist()),
-        segment_tokens=tuple(counts_SK.sum(1).int().tolist()),
+        segment_losses=tuple(sums_S.tolist()),
+        segment_tokens=tuple(counts_S.int().tolist()),
         text_hash=text_hash(windows.token_ids),
     )
 
@@ -104,7 +103,7 @@ def _evaluate_shuffle(
     def losses(indices: list[int]) -> list[tuple[float, float, int]]:
         targets_BN = windows.input_ids(indices)
         ends_BN = block_ends(text_mask_N, size).expand_as(targets_BN)
-        input_ids_BN, scored_BN = model.hide_targets(windows, indices, ends_BN, settings)
+        input_ids_BN, scored_BN = model.prepare_inputs(windows, indices, ends_BN, settings)
         order_BN = torch.stack(
             [
                 shuffle_positions(text_mask_N, scored_N, size, f"{settings.seed} {block_size} {index}")

@@ -27,6 +27,7 @@ from .results import (
 )
 
 CSV_COLUMNS = ("metric", "model", "length", "breakdown", "quantity", "value", "low", "high", "stopped")
+BREAKDOWN_FIELDS = ("start", "end", "depth", "block_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,11 +145,8 @@ class EvaluationReport:
         compared = [model for model in self.models if any(name == model for name, _ in ratios)]
         rows = [["length", *self.models, *(f"{model} / {self.models[0]}" for model in compared)]]
         for length in sorted({result.length for result in self.perplexity}):
-            cells = {
-                result.model: notes.cell(result, result.perplexity)
-                for result in self.perplexity
-                if result.length == length
-            }
+            results = [result for result in self.perplexity if result.length == length]
+            cells = {result.model: notes.cell(result, result.perplexity) for result in results}
             multiple = "" if self.trained_length is None else f" ({length / self.trained_length:.3g}x)"
             relative = [str(ratios.get((model, length), "")) for model in compared]
             rows.append([f"{length:,}{multiple}", *(cells.get(model, "") for model in self.models), *relative])
@@ -176,11 +174,9 @@ def _csv_rows(metric: str, result: Result) -> Iterator[dict[str, object]]:
         yield {**shared, "stopped": result.stopped.reason}
     parts = [part for value in vars(result).values() if isinstance(value, tuple) for part in value]
     for record in (result, *filter(dataclasses.is_dataclass, parts)):
-        breakdown = [
-            str(vars(record)[name]) for name in ("start", "end", "depth", "block_size") if name in vars(record)
-        ]
+        breakdown = [str(value) for name, value in vars(record).items() if name in BREAKDOWN_FIELDS]
         for quantity, value in vars(record).items():
-            if isinstance(value, float) and quantity != "depth":
+            if isinstance(value, float) and quantity not in BREAKDOWN_FIELDS:
                 value = Estimate(value)
             if isinstance(value, Estimate):
                 low, high = value.confidence_interval or (None, None)
@@ -211,10 +207,8 @@ def _passkey_cells(result: PasskeyResult) -> dict[str, str]:
 
 
 def _order_cells(result: OrderResult) -> dict[str, str]:
-    return {
-        f"blocks of {cell.block_size}" if cell.block_size else "window": str(cell.loss_increase)
-        for cell in result.shuffles
-    }
+    names = [f"blocks of {cell.block_size}" if cell.block_size else "window" for cell in result.shuffles]
+    return {name: str(cell.loss_increase) for name, cell in zip(names, result.shuffles, strict=True)}
 
 
 def _similarity_cells(result: SimilarityResult) -> dict[str, str]:

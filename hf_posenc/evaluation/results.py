@@ -84,7 +84,7 @@ def proportion_estimate(successes: float, trials: int, confidence: float) -> Est
 
 @functools.cache
 def student_t_quantile(probability: float, degrees_of_freedom: int) -> float:
-    """Upper quantile of Student's t. Substituting t = sqrt(df) tan(angle) turns its density into cos(angle)^(df - 1)."""
+    """Upper quantile of Student's t. With t = sqrt(df) tan(angle), its density becomes cos(angle)^(df - 1)."""
     angles = torch.linspace(0, math.pi / 2, 200_001, dtype=torch.float64)
     mass = torch.cumulative_trapezoid(angles.cos() ** (degrees_of_freedom - 1), angles)
     mass = torch.cat([mass.new_zeros(1), mass]) / mass[-1]

@@ -103,11 +103,8 @@ def evaluate(
         }
         identity = {metric: options.for_metric(metric) for metric in selected}
         if "similarity" in selected:
-            first = (
-                candidates[0]
-                if reference is None
-                else list_candidates({"reference": reference}, options.task, revision)[0]
-            )
+            named = {"reference": reference} if reference is not None else None
+            first = list_candidates(named, options.task, revision)[0] if named else candidates[0]
             reference_model = stack.enter_context(load(first))
             functions["similarity"] = functools.partial(evaluate_similarity, reference=reference_model)
             identity["similarity"]["reference"] = reference_model.fingerprint()

@@ -36,14 +36,13 @@ def evaluate_similarity(
     except EvaluationStopped as error:
         raise EvaluationStopped(f"Reference model {reference.name}: {error.reason}", error.permanent) from error
     cosines_W = nn.functional.cosine_similarity(embeddings_WE, reference_WE)
+    mean = mean_estimate(cosines_W, torch.ones_like(cosines_W), settings.confidence)
     enough = len(cosines_W) >= MIN_WINDOWS_TO_CORRELATE
     return SimilarityResult(
         model=model.name,
         length=length,
         reference=reference.name,
-        cosine=mean_estimate(cosines_W, torch.ones_like(cosines_W), settings.confidence).map(
-            lambda x: min(max(x, -1.0), 1.0)
-        ),
+        cosine=mean.map(lambda cosine: min(max(cosine, -1.0), 1.0)),
         correlation=similarity_correlation(embeddings_WE, reference_WE) if enough else None,
         num_windows=len(cosines_W),
     )

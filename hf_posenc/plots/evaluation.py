@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import PosEncError
-from .drawing import LEVELS, MARKERS, directory_for, line_look, name_beside, panels, save
+from .style import (
+    MARKERS,
+    SEQUENTIAL_CMAP,
+    color,
+    create_figure_directory,
+    legend_outside,
+    line_style,
+    save_figure,
+    subplots,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,12 +33,12 @@ def length_curve_figure(report: EvaluationReport) -> Figure:
         points = [(result.length, result.perplexity) for result in results if result.perplexity is not None]
         _draw_line(axes, points, _label(model, results), number)
         if points and any(result.stopped for result in results):
-            cross = {**_line_style(number), "marker": "x", "markersize": 12, "markeredgewidth": 2.5}
-            axes.plot([points[-1][0]], [points[-1][1].value], **cross)
+            length, estimate = points[-1]
+            axes.plot([length], [estimate.value], "x", color=color(number), markersize=12, markeredgewidth=2.5)
     axes.set(yscale="log", ylabel="perplexity")
     _format_length_axis(axes, report, report.perplexity)
     _format_log_axis(axes)
-    name_beside(figure, axes)
+    legend_outside(figure, axes)
     return figure
 
 
@@ -47,7 +56,7 @@ def position_figure(report: EvaluationReport, length: int | None = None) -> Figu
     if length is not None and length > (report.trained_length or length):
         _mark_trained_length(axes, report)
     _format_log_axis(axes)
-    name_beside(figure, axes)
+    legend_outside(figure, axes)
     return figure
 
 
@@ -55,7 +64,7 @@ def passkey_figure(report: EvaluationReport, value: str = "accuracy") -> Figure:
     """A heat map per model of passkey "accuracy" or "preference": length across, depth down."""
     if value not in ("accuracy", "preference"):
         raise PosEncError(f"Unknown value {value!r}; expected accuracy or preference")
-    figure, grid = panels(1, len(report.models), 1.2 + 3.0 * len(report.models), 3.6)
+    figure, grid = subplots(1, len(report.models), 1.2 + 3.0 * len(report.models), 3.6)
     lengths = sorted({result.length for result in report.passkey})
     depths = sorted({cell.depth for result in report.passkey for cell in result.depths})
     image = None
@@ -70,7 +79,7 @@ def passkey_figure(report: EvaluationReport, value: str = "accuracy") -> Figure:
                 text = "not measured" if limit is None else f"stops at {limit:,}"
                 axes.text(column, (len(depths) - 1) / 2, text, ha="center", va="center", rotation=90, fontsize=8)
         if depths:
-            image = axes.imshow(heat, vmin=0, vmax=1, cmap=LEVELS, aspect="auto")
+            image = axes.imshow(heat, vmin=0, vmax=1, cmap=SEQUENTIAL_CMAP, aspect="auto")
         axes.set(title=model, xlabel="length (tokens)", ylabel="depth of the passkey")
         axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45)
         axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
@@ -94,7 +103,7 @@ def order_figure(report: EvaluationReport) -> Figure:
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.set_xticks(range(len(block_sizes)), ["window" if size is None else str(size) for size in block_sizes])
     axes.set(xlabel="size of shuffled blocks (tokens)", ylabel="loss increase (nats per token)")
-    name_beside(figure, axes)
+    legend_outside(figure, axes)
     return figure
 
 
@@ -108,7 +117,7 @@ def similarity_figure(report: EvaluationReport) -> Figure:
         _draw_line(axes, points, _label(model, results), number)
     axes.set(ylabel=f"cosine similarity to {', '.join(references) or 'the reference'}")
     _format_length_axis(axes, report, report.similarity)
-    name_beside(figure, axes)
+    legend_outside(figure, axes)
     return figure
 
 
@@ -124,26 +133,23 @@ def save_evaluation_figures(report: EvaluationReport, directory: str | Path) -> 
         figures["order"] = order_figure(report)
     if report.similarity:
         figures["similarity"] = similarity_figure(report)
-    directory_for(Path(directory))
-    return [save(figure, Path(directory) / f"{name}.png", dpi=150) for name, figure in figures.items()]
-
-
-def _line_style(number: int) -> dict[str, object]:
-    return {**line_look(number), "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
+    create_figure_directory(Path(directory))
+    return [save_figure(figure, Path(directory) / f"{name}.png", dpi=150) for name, figure in figures.items()]
 
 
 def _line_axes(report: EvaluationReport) -> tuple[Figure, Axes]:
     """Axes high enough for a legend with all models."""
-    figure, (axes,) = panels(1, 1, 6.4, max(3.8, 2 + 0.22 * len(report.models)))
+    figure, (axes,) = subplots(1, 1, 6.4, max(3.8, 2 + 0.22 * len(report.models)))
     return figure, axes
 
 
 def _draw_line(axes: Axes, points: Sequence[tuple[float, Estimate]], label: str, number: int) -> None:
-    style = _line_style(number)
-    axes.plot([x for x, _ in points], [estimate.value for _, estimate in points], label=label, **style)
+    values = [estimate.value for _, estimate in points]
+    marker = MARKERS[number % len(MARKERS)]
+    axes.plot([x for x, _ in points], values, label=label, marker=marker, markersize=5, **line_style(number))
     bounds = [(x, *estimate.confidence_interval) for x, estimate in points if estimate.confidence_interval]
-    if bounds:
-        axes.fill_between(*zip(*bounds, strict=True), color=style["color"], alpha=0.2, linewidth=0)
+    lows, highs = [low for _, low, _ in bounds], [high for _, _, high in bounds]
+    axes.fill_between([x for x, _, _ in bounds], lows, highs, color=color(number), alpha=0.2, linewidth=0)
 
 
 def _label(model: str, results: Sequence[Result]) -> str:
