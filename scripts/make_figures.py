@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from hf_posenc import analysis, plots
-from hf_posenc.evaluation import figures
+from hf_posenc.plots import evaluation as figures
 from scripts.small_evaluations import (
     SCHEMES,
     evaluate_lengths,

@@ -40,7 +40,7 @@ def train_copy_model(scheme: Any, steps: int, seed: int = 0) -> tuple[Any, float
 
 def evaluate_passkeys(models: dict[str, Any]) -> Any:
     text = torch.randint(VOCABULARY, (4096,), generator=torch.Generator().manual_seed(1))
-    settings = {"lengths": ["0.5x", "1x", "2x", "4x", "8x"], "measures": ["passkey"], "trials": 20}
+    settings = {"lengths": ["0.5x", "1x", "2x", "4x", "8x"], "metrics": ["passkey"], "passkey_trials": 20}
     return hf_posenc.evaluate(models, text, **settings, progress=False)
 
 
@@ -55,7 +55,7 @@ def evaluate_lengths(directory: str, data: Path, tokens: int) -> Any:
     lengths = ["0.5x", "1x", "2x", "4x", "8x", "16x"]
     settings: dict[str, Any] = {"tokenizer": directory, "max_tokens": tokens, "progress": False}
     by_length = hf_posenc.evaluate(models, data, lengths=lengths, **settings)
-    by_order = hf_posenc.evaluate(models, data, lengths=["0.5x"], measures=["order"], **settings)
+    by_order = hf_posenc.evaluate(models, data, lengths=["0.5x"], metrics=["order"], **settings)
     return by_length, by_order
 
 
@@ -67,4 +67,4 @@ def evaluate_similarity(directory: str, data: Path, tokens: int) -> Any:
         for name, scheme in schemes.items()
     }
     settings: dict[str, Any] = {"tokenizer": directory, "max_tokens": tokens, "progress": False}
-    return hf_posenc.evaluate(models, data, lengths=[32, 128, 512, 1024], measures=["similarity"], **settings)
+    return hf_posenc.evaluate(models, data, lengths=[32, 128, 512, 1024], metrics=["similarity"], **settings)

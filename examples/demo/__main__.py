@@ -29,7 +29,7 @@ def main(directory: Path, steps: int, recovery_steps: int, size: int, test_size:
         curves[scheme] = recovery.recover(scheme, directory / "stock", texts, recovery_steps, models[scheme])
     _say(4, "all four, loaded from disk and measured at 1, 2, 4 and 8 times the trained length")
     evaluation = measure.measured(models, texts)
-    evaluation.write_json(directory / "evaluation.json")
+    evaluation.save_json(directory / "evaluation.json")
     print(f"\n{evaluation}\n")
     _say(5, "what they write, where they look, and the page")
     story = page.Story(

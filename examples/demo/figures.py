@@ -11,8 +11,8 @@ import matplotlib
 
 from hf_posenc import plots
 from hf_posenc.analysis import AttentionByDistance, PositionEmbeddings
-from hf_posenc.evaluation.figures import length_curve_figure, position_figure
-from hf_posenc.evaluation.report import Evaluation
+from hf_posenc.evaluation import EvaluationReport
+from hf_posenc.plots.evaluation import length_curve_figure, position_figure
 from hf_posenc.plots.style import COLORS, MARKERS, SEQUENTIAL_CMAP, subplots
 
 from .recovery import Look
@@ -24,11 +24,11 @@ WIDTH, HEIGHT = 5.0, 3.6
 """Inches: so small that letters can still be read where a telephone shrinks it."""
 
 
-def lengths(evaluation: Evaluation) -> str:
+def lengths(evaluation: EvaluationReport) -> str:
     return _svg(length_curve_figure(evaluation), "perplexity by the length of the window, a line for each model")
 
 
-def places(evaluation: Evaluation) -> str:
+def places(evaluation: EvaluationReport) -> str:
     return _svg(position_figure(evaluation), "perplexity by the place in the longest window, a line for each model")
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 import hf_posenc
 from hf_posenc import analysis
-from hf_posenc.evaluation.report import Evaluation
+from hf_posenc.evaluation import EvaluationReport
 
 from .stock import TRAINED_LENGTH
 from .text import Texts
@@ -35,12 +35,12 @@ def watched(stock: Path, texts: Texts) -> float:
     return perplexity_at(found, "it", TRAINED_LENGTH) or float("nan")
 
 
-def measured(models: dict[str, Path], texts: Texts) -> Evaluation:
+def measured(models: dict[str, Path], texts: Texts) -> EvaluationReport:
     sources = {name: str(path) for name, path in models.items()}
     return hf_posenc.evaluate(sources, texts.test, lengths=LENGTHS, device="cpu")
 
 
-def perplexity_at(evaluation: Evaluation, model: str, length: int) -> float | None:
+def perplexity_at(evaluation: EvaluationReport, model: str, length: int) -> float | None:
     """None where the model does not reach."""
     for one in evaluation.perplexity:
         if (one.model, one.length) == (model, length) and one.perplexity is not None:
@@ -48,18 +48,18 @@ def perplexity_at(evaluation: Evaluation, model: str, length: int) -> float | No
     return None
 
 
-def end_of(evaluation: Evaluation, model: str) -> str | None:
+def end_of(evaluation: EvaluationReport, model: str) -> str | None:
     """Why a model stops, if it does."""
-    return next((one.stop.reason for one in evaluation.perplexity if one.model == model and one.stop), None)
+    return next((one.stopped.reason for one in evaluation.perplexity if one.model == model and one.stopped), None)
 
 
-def growth(evaluation: Evaluation, model: str) -> float | None:
+def growth(evaluation: EvaluationReport, model: str) -> float | None:
     """Of perplexity from the trained length to four times that: 0.1 is a tenth more."""
     near, far = (perplexity_at(evaluation, model, length) for length in (TRAINED_LENGTH, FAR))
     return far / near - 1 if near is not None and far is not None else None
 
 
-def broken_promises(evaluation: Evaluation) -> list[str]:
+def broken_promises(evaluation: EvaluationReport) -> list[str]:
     """What was to be seen and is not."""
     found = []
     if end_of(evaluation, STOCK) is None:

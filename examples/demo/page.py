@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from hf_posenc.analysis import AttentionByDistance, PositionEmbeddings
-from hf_posenc.evaluation.report import Evaluation
+from hf_posenc.evaluation import EvaluationReport
 
 from . import figures
 from .measure import (
@@ -31,7 +31,7 @@ FORM = Path(__file__).with_name("page.html")
 class Story:
     """All that is told."""
 
-    evaluation: Evaluation
+    evaluation: EvaluationReport
     original: float
     """Perplexity of the stock model on the text that is watched while the others recover."""
     curves: dict[str, list[Look]]
@@ -46,7 +46,7 @@ class Story:
     directory: Path
 
 
-def findings(evaluation: Evaluation) -> list[str]:
+def findings(evaluation: EvaluationReport) -> list[str]:
     """A line for each model."""
     lines = []
     for model in evaluation.models:
@@ -91,7 +91,7 @@ def written(story: Story) -> str:
     )
 
 
-def _lengths(evaluation: Evaluation) -> list[int]:
+def _lengths(evaluation: EvaluationReport) -> list[int]:
     return sorted({one.length for one in evaluation.perplexity})
 
 
@@ -104,7 +104,7 @@ def _promise(broken: list[str]) -> str:
     )
 
 
-def _length_row(evaluation: Evaluation, model: str) -> str:
+def _length_row(evaluation: EvaluationReport, model: str) -> str:
     cells, lengths = "", _lengths(evaluation)
     for place, length in enumerate(lengths):
         found = perplexity_at(evaluation, model, length)

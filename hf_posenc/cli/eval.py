@@ -60,7 +60,7 @@ def evaluate(
     results: Annotated[
         Path | None, typer.Option(help="JSON file to save results to as they arrive; rerun to resume.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard what is in --results.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard what is in --results.")] = False,
     csv: Annotated[Path | None, typer.Option(help="CSV file to write, with one row per number.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Directory to write figures to.")] = None,
     save_length_curve: Annotated[
@@ -99,7 +99,7 @@ def evaluate(
             trained_length=trained_length,
             reference=reference,
             results_path=results,
-            overwrite=overwrite,
+            restart=restart,
             device=device,
             split=split,
             text_column=text_column,

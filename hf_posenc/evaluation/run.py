@@ -33,7 +33,7 @@ def evaluate(
     reference: ModelSource | None = None,
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     results_path: str | Path | None = None,
-    overwrite: bool = False,
+    restart: bool = False,
     device: str | None = None,
     split: str = "test",
     text_column: str | None = None,
@@ -55,7 +55,7 @@ def evaluate(
         reference: Model to compare embeddings with for "similarity"; by default the first model.
         tokenizer: Tokenizer for all models; by default the one saved with each model.
         results_path: JSON file that results are saved to as they arrive. Run the same evaluation again to resume.
-        overwrite: Discard what is in `results_path`.
+        restart: Discard what is in `results_path`.
         device: Device to evaluate on, such as "cuda:1". Live models stay where they are.
         split: Split of a dataset.
         text_column: Column that contains the text, if it is not "text".
@@ -80,7 +80,7 @@ def evaluate(
     configs = {candidate.name: candidate.config for candidate in candidates}
     base_length = resolve_trained_length(configs, trained_length, required=any(map(is_relative, lengths)))
     num_tokens = resolve_lengths(lengths, base_length)
-    store = ResultStore(None if results_path is None else Path(results_path), group, overwrite)
+    store = ResultStore(None if results_path is None else Path(results_path), group, restart)
     if isinstance(tokenizer, (str, Path)):
         tokenizer = AutoTokenizer.from_pretrained(tokenizer)
 
@@ -151,13 +151,13 @@ def _evaluate_or_resume(
 class ResultStore:
     """Results in a JSON file that is rewritten after each of them. Only the main process writes."""
 
-    def __init__(self, path: Path | None, group: ProcessGroup, overwrite: bool = False) -> None:
+    def __init__(self, path: Path | None, group: ProcessGroup, restart: bool = False) -> None:
         if path is not None and path.is_dir():
             raise PosEncError(f"{path} is a directory: name a file for the results, such as {path / 'eval.json'}")
         self.path = path
         self.group = group
         self.contents: dict[str, dict] = {"settings": {}, "models": {}, "results": {}}
-        read = path is not None and group.is_main_process and not overwrite and path.is_file()
+        read = path is not None and group.is_main_process and not restart and path.is_file()
         text = group.broadcast(path.read_text(encoding="utf-8") if path is not None and read else None)
         if text is not None:
             self.contents = self._parse(text)
@@ -180,7 +180,7 @@ class ResultStore:
         if changes:
             raise PosEncError(
                 f"{self.path} has different results for {name!r}: {'; '.join(changes)}. Repeat the same evaluation to "
-                "resume it, use another file, or discard the results with --overwrite (overwrite=True)"
+                "resume it, use another file, or discard the results with --restart (restart=True)"
             )
 
     def get(self, metric: str, model: str, length: int) -> Result | None:

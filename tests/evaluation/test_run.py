@@ -89,7 +89,7 @@ def test_results_of_another_evaluation_are_not_mixed_in(
     workspace: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(workspace)
-    with pytest.raises(PosEncError, match=r"text was .*--overwrite"):
+    with pytest.raises(PosEncError, match=r"text was .*--restart"):
         run(workspace, data=[to_text(random_ids(600, seed=1))])
     with pytest.raises(PosEncError, match="stride was None and is now 4"):
         run(workspace, stride=4)
@@ -102,7 +102,7 @@ def test_results_of_another_evaluation_are_not_mixed_in(
     with pytest.raises(PosEncError, match="weights was"):
         run(workspace)
     shapes = record_forward_passes(monkeypatch)
-    run(workspace, overwrite=True)
+    run(workspace, restart=True)
     assert shapes
     Path(workspace["results"]).write_text("[]")
     with pytest.raises(PosEncError, match="evaluation results"):
