@@ -1,4 +1,4 @@
-"""The grammar of `position_scheme`: a name, a dict or a list of them, read into scheme classes and their options."""
+"""The grammar of `position_scheme`: a name, a dict or a list of them, parsed into scheme classes and options."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
+from .errors import PosEncError
 from .registry import SCHEMES
-from .schemes.base import ModelShape, Scheme
-from .schemes.options import Options
+from .schemes import ModelShape, Options, Scheme
 from .validation import MAX_LAYERS, MAX_SCHEMES, check_json_limits, truncate_repr
 
-SLICE = re.compile(r"(-?\d{1,9})?:(-?\d{1,9})?(?::(\d{1,9})?)?")
+PositionScheme: TypeAlias = str | dict[str, Any] | list[str | dict[str, Any]]
+"""The value of `position_scheme`: `"rope"`, `{"type": "t5", "num_buckets": 64}`, or a list of these."""
+LAYER_SLICE = re.compile(r"(-?\d{1,9})?:(-?\d{1,9})?(?::(\d{1,9})?)?")
 COMMON_KEYS = ("type", "layers")
 
 
 @dataclasses.dataclass(frozen=True)
 class SchemeSpec:
-    """One scheme of a `position_scheme`, read and checked but not built: it knows no model yet."""
+    """One scheme of a `position_scheme`: parsed and validated, but not yet built for a model."""
 
     scheme: type[Scheme]
     options: Options
@@ -30,98 +32,120 @@ class SchemeSpec:
         return self.scheme.name
 
     def acts_at(self, seam: str) -> bool:
+        """Whether the scheme acts at a seam (`embed`, `rotate`, `score`, `value`) under its options."""
         return self.scheme.acts(seam, self.options)
 
     def active_layers(self, num_layers: int) -> tuple[int, ...]:
-        """The layers that the scheme acts in, of a model with `num_layers`."""
+        """The layers in which the scheme acts.
+
+        Args:
+            num_layers: The model's number of layers.
+
+        Returns:
+            Layer indices in ascending order; empty for schemes of the input embedding.
+
+        Raises:
+            PosEncError: If `layers` names a layer that the model does not have.
+        """
         if self.scheme.at_input:
             return ()
         if self.layers is None:
             return tuple(range(num_layers))
         if isinstance(self.layers, str):
-            match = SLICE.fullmatch(self.layers)
+            match = LAYER_SLICE.fullmatch(self.layers)
             assert match is not None
-            chosen = tuple(range(num_layers))[slice(*[None if part is None else int(part) for part in match.groups()])]
-            if not chosen:
-                raise ValueError(f"{self.scheme.name}: layers={self.layers!r} names none of the {num_layers} layers")
-            return chosen
-        beyond = [layer for layer in self.layers if layer >= num_layers]
-        if beyond:
-            raise ValueError(
-                f"{self.scheme.name}: layers names layer {beyond[0]}, but the model has layers 0 to {num_layers - 1}"
-            )
+            bounds = [None if bound is None else int(bound) for bound in match.groups()]
+            selected = tuple(range(num_layers))[slice(*bounds)]
+            if not selected:
+                raise PosEncError(f"{self.name}: layers={self.layers!r} selects none of the {num_layers} layers")
+            return selected
+        out_of_range = [layer for layer in self.layers if layer >= num_layers]
+        if out_of_range:
+            raise PosEncError(f"{self.name}: no layer {out_of_range[0]}; the model has layers 0 to {num_layers - 1}")
         return tuple(sorted(set(self.layers)))
 
     def build(self, shape: ModelShape) -> Scheme:
+        """Build the scheme's module for a model of this shape."""
         return self.scheme(self.options, shape)
 
 
-def parse_position_scheme(position_scheme: Any) -> tuple[SchemeSpec, ...]:
-    """Read a `position_scheme`. Whatever is wrong is a ValueError that names the key and what it could be."""
+def parse_position_scheme(position_scheme: object) -> tuple[SchemeSpec, ...]:
+    """Parse and validate a `position_scheme`.
+
+    Args:
+        position_scheme: A scheme name, a dict with a `type` and options, or a list of these.
+
+    Returns:
+        One spec per scheme, in order.
+
+    Raises:
+        PosEncError: If anything is unknown or out of range; the message names the key and the accepted values.
+
+    Example:
+        >>> [spec.name for spec in parse_position_scheme(["learned", {"type": "t5", "num_buckets": 64}])]
+        ['learned', 't5']
+    """
     check_json_limits(position_scheme)
-    if isinstance(position_scheme, (list, tuple)):
-        if len(position_scheme) > MAX_SCHEMES:
-            raise ValueError(f"position_scheme lists {len(position_scheme):,} schemes, and may list {MAX_SCHEMES}")
-        if not position_scheme:
-            raise ValueError('position_scheme is an empty list; for no position signal at all, say "none"')
-        return tuple(_parse_item(item) for item in position_scheme)
-    return (_parse_item(position_scheme),)
+    if not isinstance(position_scheme, (list, tuple)):
+        return (_parse_item(position_scheme),)
+    if len(position_scheme) > MAX_SCHEMES:
+        raise PosEncError(f"position_scheme lists {len(position_scheme):,} schemes; at most {MAX_SCHEMES} are accepted")
+    if not position_scheme:
+        raise PosEncError('position_scheme is an empty list; use "none" for a model without positions')
+    return tuple(_parse_item(item) for item in position_scheme)
 
 
-def _parse_item(item: Any) -> SchemeSpec:
+def _parse_item(item: object) -> SchemeSpec:
     if isinstance(item, str):
         item = {"type": item}
     if not isinstance(item, dict):
-        raise ValueError(
-            "position_scheme is a name, a dict with a type, or a list of them; "
+        raise PosEncError(
+            "position_scheme must be a name, a dict with a type, or a list of these; "
             f"got {truncate_repr(item)} of type {type(item).__name__}"
         )
     if "type" not in item:
-        raise ValueError(f"position_scheme: {truncate_repr(item)} has no type; it is one of {sorted(SCHEMES)}")
-    scheme = SCHEMES.get(item["type"]) if isinstance(item["type"], str) else None
+        raise PosEncError(f"position_scheme: {truncate_repr(item)} has no type; expected one of {sorted(SCHEMES)}")
+    name = item["type"]
+    scheme = SCHEMES.get(name) if isinstance(name, str) else None
     if scheme is None:
-        raise ValueError(
-            f"position_scheme: unknown type {truncate_repr(item['type'])}{did_you_mean(item['type'], SCHEMES)}"
-        )
-    options = {key: value for key, value in item.items() if key not in COMMON_KEYS}
-    known = [field.name for field in dataclasses.fields(scheme.Options)]
-    for key in options:
-        if key not in known:
-            common = ["type"] if scheme.at_input else COMMON_KEYS
-            raise ValueError(
-                f"{scheme.name}: unknown option {truncate_repr(key)}{did_you_mean(key, [*known, *common])}"
-            )
+        raise PosEncError(f"position_scheme: unknown type {truncate_repr(name)}{_did_you_mean(name, SCHEMES)}")
+    values = {key: value for key, value in item.items() if key not in COMMON_KEYS}
+    option_names = [field.name for field in dataclasses.fields(scheme.Options)]
+    for key in values:
+        if key not in option_names:
+            valid = [*option_names, *(COMMON_KEYS[:1] if scheme.at_input else COMMON_KEYS)]
+            raise PosEncError(f"{scheme.name}: unknown option {truncate_repr(key)}{_did_you_mean(key, valid)}")
     try:
-        built = scheme.Options(**options)
+        options = scheme.Options(**values)
     except ValueError as error:
-        raise ValueError(f"{scheme.name}: {error}") from None
-    return SchemeSpec(scheme, built, _check_layers(scheme, item.get("layers")))
+        raise PosEncError(f"{scheme.name}: {error}") from None
+    return SchemeSpec(scheme, options, _check_layers(scheme, item.get("layers")))
 
 
-def _check_layers(scheme: type[Scheme], layers: Any) -> list[int] | str | None:
+def _check_layers(scheme: type[Scheme], layers: object) -> list[int] | str | None:
     if layers is None:
         return None
     if scheme.at_input:
-        raise ValueError(f"{scheme.name}: layers means nothing at the input embedding; leave it out")
+        raise PosEncError(f"{scheme.name} acts at the input embedding, where layers has no meaning; remove it")
     if isinstance(layers, str):
-        match = SLICE.fullmatch(layers)
+        match = LAYER_SLICE.fullmatch(layers)
         if match and int(match[3] or 1) > 0:
             return layers
-    elif isinstance(layers, (list, tuple)) and 0 < len(layers) <= MAX_LAYERS and all(map(_is_layer, layers)):
+    elif isinstance(layers, (list, tuple)) and 0 < len(layers) <= MAX_LAYERS and all(map(_is_layer_index, layers)):
         return list(layers)
-    raise ValueError(
-        f'{scheme.name}: layers is a list of layer numbers from 0, or a slice such as "0:6" or "3::4"; '
+    raise PosEncError(
+        f'{scheme.name}: layers must be a list of layer indices from 0, or a slice such as "0:6" or "3::4"; '
         f"got {truncate_repr(layers)}"
     )
 
 
-def _is_layer(value: Any) -> bool:
+def _is_layer_index(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def did_you_mean(wrong: Any, valid: Iterable[str]) -> str:
-    """The end of an error message: the nearest valid name, if one is near, and all of them."""
+def _did_you_mean(name: object, valid: Iterable[str]) -> str:
+    """The end of an error message: the closest valid name, if any is close, and all of them."""
     names = sorted(valid)
-    close = difflib.get_close_matches(truncate_repr(wrong).strip("'")[:80], names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(truncate_repr(name).strip("'")[:80], names, n=1, cutoff=0.5)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"{hint}; it is one of {names}"
+    return f"{hint}; expected one of {names}"

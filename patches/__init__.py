@@ -13,22 +13,71 @@ if __name__ != "hf_posenc.patches":
 
 if TYPE_CHECKING:
     from .architecture import Architecture as Architecture
+    from .attach import SchemePlan as SchemePlan
+    from .attach import init_scheme_weights as init_scheme_weights
+    from .attach import plan_schemes as plan_schemes
+    from .attach import with_scheme as with_scheme
+    from .attention_modules import PosEncAttention as PosEncAttention
+    from .auto_classes import register_variants as register_variants
+    from .explanation import Explanation as Explanation
+    from .explanation import build_explanation as build_explanation
     from .explanation import explain as explain
+    from .legacy import LEGACY_PARAMETER as LEGACY_PARAMETER
+    from .legacy import LEGACY_TABLE as LEGACY_TABLE
     from .live_models import ARCHITECTURES as ARCHITECTURES
+    from .live_models import architecture_of as architecture_of
     from .live_models import patched as patched
     from .live_models import restore as restore
     from .live_models import retrofit as retrofit
+    from .variants import PosEncBaseModel as PosEncBaseModel
+    from .variants import PosEncModel as PosEncModel
+    from .variants import base_models as base_models
 
 # Resolved on first use: `import hf_posenc` imports this package for its import hooks and must stay cheap.
 _MODULES = {
     "ARCHITECTURES": "live_models",
     "Architecture": "architecture",
+    "Explanation": "explanation",
+    "LEGACY_PARAMETER": "legacy",
+    "LEGACY_TABLE": "legacy",
+    "PosEncAttention": "attention_modules",
+    "PosEncBaseModel": "variants",
+    "PosEncModel": "variants",
+    "SchemePlan": "attach",
+    "architecture_of": "live_models",
+    "base_models": "variants",
+    "build_explanation": "explanation",
     "explain": "explanation",
+    "init_scheme_weights": "attach",
     "patched": "live_models",
+    "plan_schemes": "attach",
+    "register_variants": "auto_classes",
     "restore": "live_models",
     "retrofit": "live_models",
+    "with_scheme": "attach",
 }
-__all__ = ["ARCHITECTURES", "Architecture", "explain", "patched", "restore", "retrofit"]
+__all__ = [
+    "ARCHITECTURES",
+    "LEGACY_PARAMETER",
+    "LEGACY_TABLE",
+    "Architecture",
+    "Explanation",
+    "PosEncAttention",
+    "PosEncBaseModel",
+    "PosEncModel",
+    "SchemePlan",
+    "architecture_of",
+    "base_models",
+    "build_explanation",
+    "explain",
+    "init_scheme_weights",
+    "patched",
+    "plan_schemes",
+    "register_variants",
+    "restore",
+    "retrofit",
+    "with_scheme",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,35 +1,34 @@
-"""BERT: a learned table in its embeddings; an encoder, or a decoder where the config says so."""
+"""BERT: a learned table in its embeddings; an encoder, or a decoder if the config says so."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.models.bert import modeling_bert
 
-from hf_posenc.attention.function import PosEncAttention
-from hf_posenc.attention.positions import token_like
+from hf_posenc.attention import token_like
 
 from .architecture import Architecture
+from .attention_modules import PosEncAttention
 
 
 class PosEncBertSelfAttention(PosEncAttention, modeling_bert.BertSelfAttention):
     stock_eager = staticmethod(modeling_bert.eager_attention_forward)
 
-    def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project_qk(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.query(states), self.key(states)  # type: ignore[operator]
 
 
 class PosEncBertCrossAttention(modeling_bert.BertCrossAttention):
-    """Positions act in self-attention only: what the layer hands on to both of its attentions ends here."""
+    """Positions act in self-attention only, but the layer passes its arguments to both."""
 
-    def forward(self, *args: Any, posenc: Any = None, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, posenc: object = None, **kwargs: Any) -> Any:
         return super().forward(*args, **kwargs)
 
 
-def _token_types(base: nn.Module, inputs: dict[str, Any]) -> None:
-    # The stock embeddings look absent token types up in a buffer as long as the trained length.
+def _fill_token_types(inputs: dict[str, Any]) -> None:
+    # Without token types, the stock embeddings read a buffer as long as the trained length.
     if inputs.get("token_type_ids") is None:
         inputs["token_type_ids"] = torch.zeros_like(token_like(inputs), dtype=torch.long)
 
@@ -48,5 +47,5 @@ BERT = Architecture(
     table="embeddings.position_embeddings",
     constant="embeddings.token_type_embeddings",
     is_causal=lambda config: config.is_decoder,
-    fill_inputs=_token_types,
+    fill_inputs=_fill_token_types,
 )

@@ -1,28 +1,29 @@
-"""What acts in each layer of a model, and which way each backend computes it: the engine's own choices, asked for."""
+"""What acts in each layer of a model, and which path each backend takes: the dispatcher's own choices."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import torch
 from torch import nn
 
-from hf_posenc.attention.dispatch import AttentionPath, DispatchKey, MaskKind, select_path
-from hf_posenc.attention.function import PosEncAttention, schemes_at, score_terms
+from hf_posenc.attention import AttentionPath, DispatchKey, LayerSchemes, MaskKind, score_terms, select_path
+from hf_posenc.schemes import Content, Positions
 from hf_posenc.schemes.base import STOCK_ROTATION
-from hf_posenc.schemes.inputs import Content, Positions
 
-from .variants import PosEncBaseModel
+from .attention_modules import PosEncAttention
+from .variants import base_models
 
 SEAMS = ("rotate", STOCK_ROTATION, "score", "value")
 BACKENDS = ("sdpa", "eager", "flex_attention", "flash_attention_2")
-OCCASIONS: dict[str, dict[str, Any]] = {
+SITUATIONS: dict[str, dict[str, Any]] = {
     "no padding": {},
     "padding at the ends of rows": {"mask": MaskKind.PADDING},
-    "another mask": {"mask": MaskKind.OTHER},
-    "documents or gaps in position_ids": {"mask": MaskKind.OTHER, "uniform": False},
-    "one token behind a cache": {"single_query": True},
+    "any other mask": {"mask": MaskKind.OTHER},
+    "packed rows or gaps in position_ids": {"mask": MaskKind.OTHER, "uniform": False},
+    "decoding one token": {"single_query": True},
     "training": {"requires_grad": True},
     "training with dropout": {"requires_grad": True, "dropout": True},
     "compiled or exported": {"tracing": True},
@@ -31,27 +32,27 @@ OCCASIONS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class PathChoice:
-    """The way that is taken on one occasion."""
+    """The path that is taken in one situation."""
 
     backend: str
-    occasion: str
+    situation: str
     path: AttentionPath
-    why: str
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """One layer: which scheme acts at which seam, and what is chosen for every backend and occasion."""
+    """One layer: which scheme acts at which seam, and the path for every backend and situation."""
 
     layer: int
-    acting: tuple[str, ...]
+    active: tuple[str, ...]
     """Such as "rope: rotate"."""
     choices: tuple[PathChoice, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Of a whole model: the names of schemes at its input embedding, and its layers."""
+    """A whole model: the schemes at its input embedding, and its layers. Print it to read it."""
 
     at_input: tuple[str, ...]
     layers: tuple[LayerReport, ...]
@@ -60,17 +61,29 @@ class Explanation:
         if not self.layers:
             return "a stock model: hf_posenc does nothing in it"
         lines = [f"input: {', '.join(self.at_input)}"] if self.at_input else []
-        for same in _runs_of_equals(self.layers):
-            numbers = f"layer {same[0].layer}" if len(same) == 1 else f"layers {same[0].layer} to {same[-1].layer}"
-            lines.append(f"{numbers}: {', '.join(same[0].acting) or 'nothing acts'}")
-            lines.extend(_table(same[0].choices))
+        for (active, choices), group in itertools.groupby(self.layers, key=lambda layer: (layer.active, layer.choices)):
+            indices = [report.layer for report in group]
+            name = f"layer {indices[0]}" if len(indices) == 1 else f"layers {indices[0]} to {indices[-1]}"
+            lines.append(f"{name}: {', '.join(active) or 'no scheme'}")
+            lines.extend(_format_choices(choices))
         return "\n".join(lines)
 
 
 def explain(model: nn.Module) -> Explanation:
-    """Print, for each layer of a model, which seam acts and which path each backend takes and why; return it too.
+    """Print which scheme acts in each layer of a model, and which path each backend takes and why.
 
-    Nothing is run but the schemes themselves, on two tokens.
+    Runs nothing but the schemes themselves, on two tokens.
+
+    Args:
+        model: A stock model or a variant.
+
+    Returns:
+        What was printed.
+
+    Example:
+        >>> hf_posenc.explain(model)
+        layers 0 to 11: alibi: score
+        ...
     """
     explanation = build_explanation(model)
     print(explanation)
@@ -78,75 +91,52 @@ def explain(model: nn.Module) -> Explanation:
 
 
 def build_explanation(model: nn.Module) -> Explanation:
-    """What `explain` prints. A model on the meta device, without any weights, is taken for one on the CPU."""
-    bases: list[Any] = [module for module in model.modules() if isinstance(module, PosEncBaseModel)]
-    at_input = tuple(_named(scheme) for base in bases for scheme in base.position_scheme if scheme.at_input)
-    return Explanation(at_input, tuple(report for base in bases for report in _reports(base)))
+    """What `explain` prints. A model on the meta device is treated as one on the CPU."""
+    bases = base_models(model)
+    at_input = tuple(scheme.name for base in bases for scheme in base.position_scheme if scheme.at_input)
+    return Explanation(at_input, tuple(report for base in bases for report in _layer_reports(base)))
 
 
-def _named(scheme: Any) -> str:
-    return scheme.name
-
-
-def _reports(base: Any) -> list[LayerReport]:
+def _layer_reports(base: Any) -> list[LayerReport]:
     device = next(base.parameters()).device
     with torch.enable_grad():
-        posenc = base.prepare_inputs({"input_ids": torch.zeros(1, 2, dtype=torch.long, device=device)}).positions
-        layers = [module for module in base.modules() if isinstance(module, PosEncAttention)]
-        return [_report(module, posenc, base) for module in sorted(layers, key=lambda module: module.layer_idx)]
+        inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=device)}
+        positions = base.prepare_inputs(inputs).positions
+        return [_layer_report(module, positions, base) for module in base.architecture.self_attentions(base)]
 
 
-def _report(module: PosEncAttention, posenc: Positions, base: Any) -> LayerReport:
-    acting: list[str] = []
-    for seam in SEAMS:
-        acting.extend(f"{_named(scheme)}: {seam}" for scheme, _, _ in schemes_at(seam, module, posenc))
-    terms, values = _terms(module, posenc, base)
-    by_place = any(scheme.needs_distances for scheme in posenc.schemes if scheme.acts_at("score"))
-    common: dict[str, Any] = {
-        "term_types": frozenset(map(type, terms)),
-        "has_value_terms": values,
-        "on_cpu": next(base.parameters()).device.type in ("cpu", "meta"),
-    }
+def _layer_report(module: PosEncAttention, positions: Positions, base: Any) -> LayerReport:
+    seams, layer = positions.active[module.layer_idx], module.layer_schemes(positions)
+    active = [f"{positions.schemes[index].name}: {seam}" for seam in SEAMS for index in seams[seam]]
+    needs_distances = any(scheme.needs_distances for scheme in positions.schemes if scheme.acts_at("score"))
+    term_types = frozenset(type(term) for term in _score_terms(module, layer, base))
+    on_cpu = next(base.parameters()).device.type in ("cpu", "meta")
     choices = []
-    for backend in BACKENDS:
-        for occasion, facts in OCCASIONS.items():
-            uniform = facts.get("uniform", True) or not by_place  # who asks for no distance, has none for each pair
-            now = DispatchKey(backend=backend, **{**common, **facts, "uniform": uniform})
-            choices.append(PathChoice(backend, occasion, *select_path(now)))
-    return LayerReport(module.layer_idx, tuple(acting), tuple(choices))
+    for backend, (situation, facts) in itertools.product(BACKENDS, SITUATIONS.items()):
+        uniform = facts.get("uniform", True) or not needs_distances
+        common = {"term_types": term_types, "has_value_terms": bool(layer.value), "on_cpu": on_cpu}
+        key = DispatchKey(backend=backend, **{**common, **facts, "uniform": uniform})
+        choices.append(PathChoice(backend, situation, *select_path(key)))
+    return LayerReport(module.layer_idx, tuple(active), tuple(choices))
 
 
-def _terms(module: PosEncAttention, posenc: Positions, base: Any) -> tuple[list[Any], bool]:
-    """The score terms of a layer for two tokens of zeros, and whether vectors join the values."""
-    shape, dtype = posenc.schemes[0].shape, next(base.parameters()).dtype
-    groups = getattr(base.config, "num_key_value_heads", None) or shape.num_heads
-    query, key = (
-        torch.zeros(1, heads, 2, shape.head_size, dtype=dtype, device=posenc.queries_BQ.device)
-        for heads in (shape.num_heads, groups)
-    )
-    everything = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=query.device)
-    content = Content(query, query, key, 1.0, lambda: everything, lambda states: module.project_rows(states, query))
-    return score_terms(schemes_at("score", module, posenc), content), bool(schemes_at("value", module, posenc))
+def _score_terms(module: PosEncAttention, layer: LayerSchemes, base: Any) -> list[Any]:
+    """The score terms of a layer for two tokens of zeros."""
+    shape, parameter = layer.positions.schemes[0].shape, next(base.parameters())
+    num_key_heads = getattr(base.config, "num_key_value_heads", None) or shape.num_heads
+    query, key = (parameter.new_zeros(1, heads, 2, shape.head_size) for heads in (shape.num_heads, num_key_heads))
+    visible = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=query.device)
+    content = Content(query, query, key, 1.0, lambda: visible, lambda states: module.project_rows(states, query))
+    return score_terms(layer.score, content)
 
 
-def _runs_of_equals(layers: tuple[LayerReport, ...]) -> list[list[LayerReport]]:
-    runs: list[list[LayerReport]] = []
-    for layer in layers:
-        alike = runs and layer.layer == runs[-1][-1].layer + 1
-        if alike and (layer.acting, layer.choices) == (runs[-1][-1].acting, runs[-1][-1].choices):
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return runs
-
-
-def _table(choices: tuple[PathChoice, ...]) -> list[str]:
-    """A line for each backend and way, with the occasions that share it."""
-    shared: dict[tuple[str, AttentionPath, str], list[str]] = {}
+def _format_choices(choices: tuple[PathChoice, ...]) -> list[str]:
+    """One line per backend and path, with the situations that share it."""
+    situations: dict[tuple[str, AttentionPath, str], list[str]] = {}
     for choice in choices:
-        shared.setdefault((choice.backend, choice.path, choice.why), []).append(choice.occasion)
+        situations.setdefault((choice.backend, choice.path, choice.reason), []).append(choice.situation)
     lines = []
-    for (backend, path, why), occasions in shared.items():
-        when = "always" if len(occasions) == len(OCCASIONS) else "; ".join(occasions)
-        lines.append(f"  {backend:<18} {when}: {path.value} ({why})")
+    for (backend, path, reason), shared in situations.items():
+        when = "always" if len(shared) == len(SITUATIONS) else "; ".join(shared)
+        lines.append(f"  {backend:<18} {when}: {path.value} ({reason})")
     return lines

@@ -7,24 +7,25 @@ from typing import Any
 import torch
 from transformers.models.gpt2 import modeling_gpt2
 
-from hf_posenc.attention.function import PosEncAttention
+from hf_posenc.errors import PosEncError
 
 from .architecture import Architecture
+from .attention_modules import PosEncAttention
 
 
 class PosEncGPT2Attention(PosEncAttention, modeling_gpt2.GPT2Attention):
     stock_eager = staticmethod(modeling_gpt2.eager_attention_forward)
 
-    def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        queries, keys, _ = self.c_attn(states).split(self.split_size, dim=-1)  # type: ignore[operator]
-        return queries, keys
+    def project_qk(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        query, key, _ = self.c_attn(states).split(self.split_size, dim=-1)  # type: ignore[operator]
+        return query, key
 
 
-def _refuse(config: Any) -> None:
+def _check_config(config: Any) -> None:
     if config.reorder_and_upcast_attn:
-        raise ValueError(
-            "reorder_and_upcast_attn=True computes attention outside of transformers' attention interface, where no "
-            "position scheme is applied: set it to False"
+        raise PosEncError(
+            "reorder_and_upcast_attn=True computes attention outside transformers' attention interface, where no "
+            "position scheme can act; set it to False"
         )
 
 
@@ -37,5 +38,5 @@ GPT2 = Architecture(
     self_attention="attn",
     table="wpe",
     is_causal=lambda config: getattr(config, "is_causal", True),
-    check_config=_refuse,
+    check_config=_check_config,
 )

@@ -1,7 +1,7 @@
 """Ties the package to transformers without importing more of it than the user does.
 
-`import hf_posenc` must be quick, and transformers imports its parts only when they are used. So what has to be done
-to a module of transformers is done right after that module is imported, or at once if it has been already.
+`import hf_posenc` must be cheap, and transformers imports its modules only when they are used. So a module of
+transformers is patched right after it is imported, or immediately if it already was.
 """
 
 from __future__ import annotations
@@ -17,117 +17,89 @@ from typing import Any
 
 from hf_posenc.model_types import STOCK_CONFIGS, STOCK_TYPES, VARIANT_PREFIX
 
-AfterImport = Callable[[types.ModuleType], None]
+ImportHook = Callable[[types.ModuleType], None]
 
 
-class _Loader(importlib.abc.Loader):
-    """Loads as the real loader does, then lets us act on the module."""
+class _HookLoader(importlib.abc.Loader):
+    """Loads as the real loader does, then runs the hook on the module."""
 
-    def __init__(self, real: importlib.abc.Loader, after: AfterImport) -> None:
-        self._real = real
-        self._after = after
+    def __init__(self, loader: importlib.abc.Loader, hook: ImportHook) -> None:
+        self._loader = loader
+        self._hook = hook
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
-        return self._real.create_module(spec)
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
         spec = module.__spec__
         assert spec is not None
-        spec.loader = module.__loader__ = self._real  # whoever inspects the module later sees nothing of this
-        self._real.exec_module(module)
-        _finder.waiting.pop(module.__name__, None)  # not before: an import can fail and be tried again
-        self._after(module)
+        spec.loader = module.__loader__ = self._loader  # leave no trace for code that inspects the module
+        self._loader.exec_module(module)
+        _finder.hooks.pop(module.__name__, None)  # only now: a failed import can be retried
+        self._hook(module)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the other finders find the modules we wait for, and wraps their loader."""
+class _HookFinder(importlib.abc.MetaPathFinder):
+    """Lets the other finders find the modules with hooks, and wraps their loader."""
 
     def __init__(self) -> None:
-        self.waiting: dict[str, AfterImport] = {}
+        self.hooks: dict[str, ImportHook] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        after = self.waiting.get(name)
-        if after is None:
+        hook = self.hooks.get(name)
+        if hook is None:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, after)
-        return spec
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target) if finder is not self and hasattr(finder, "find_spec") else None
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _HookLoader(spec.loader, hook)
+                return spec
+        return None
 
 
-_finder = _Finder()
+_finder = _HookFinder()
 
 
-def after_import(name: str, act: AfterImport) -> None:
-    """Call `act` with the module once it is imported: at once if it is there."""
+def after_import(name: str, hook: ImportHook) -> None:
+    """Call `hook` with a module once it is imported, or immediately if it already is."""
     if name in sys.modules:
-        act(sys.modules[name])
+        hook(sys.modules[name])
     else:
-        _finder.waiting[name] = act
+        _finder.hooks[name] = hook
 
 
 def install() -> None:
-    """What `import hf_posenc` does. Does nothing the second time."""
+    """Install the hooks: all that `import hf_posenc` does. Idempotent."""
     if _finder in sys.meta_path:
         return
     sys.meta_path.insert(0, _finder)
     for module_name in STOCK_CONFIGS:
-        after_import(module_name, _install_config)
-    after_import("transformers.models.auto.configuration_auto", _install_auto_config)
-    after_import("transformers.models.auto.tokenization_auto", _install_tokenizers)
-    after_import("peft.utils.constants", _install_peft)
+        after_import(module_name, _patch_config)
+    after_import("transformers.models.auto.configuration_auto", _patch_auto_config)
+    after_import("transformers.models.auto.tokenization_auto", _patch_tokenizers)
+    after_import("peft.utils.constants", _patch_peft)
 
 
-def _install_config(module: types.ModuleType) -> None:
-    from hf_posenc import config as configs
+def _patch_config(module: types.ModuleType) -> None:
+    from hf_posenc.config import install_field, scheme_set_hooks
 
-    from . import legacy
+    from .legacy import install_legacy_field
 
     stock_class = getattr(module, STOCK_CONFIGS[module.__name__])
-    configs.install(stock_class)
+    install_field(stock_class)
     if stock_class.model_type == "bert":
-        legacy.install(stock_class)
-    if _register_models not in configs.on_scheme_set:
-        configs.on_scheme_set.append(_register_models)
+        install_legacy_field(stock_class)
+    if _register_variants not in scheme_set_hooks:
+        scheme_set_hooks.append(_register_variants)
 
 
-def _register_models(stock_config: type) -> None:
-    from hf_posenc import models
+def _register_variants(stock_config: type) -> None:
+    from .auto_classes import register_variants
 
-    models.register(stock_config)
-
-
-class _VariantConfigs(dict[str, Any]):
-    """The registered configs of AutoConfig, with those of the variants resolved when they are looked up.
-
-    They cannot be registered outright: this runs in the middle of transformers' imports, where config classes and
-    the modules of the Auto classes wait for each other.
-    """
-
-    def _resolved(self, key: str) -> Any:
-        if isinstance(super().__getitem__(key), _Unresolved):
-            stock_type = super().__getitem__(key).stock_type
-            module_name = next(name for name in STOCK_CONFIGS if f".{stock_type}." in name)
-            stock = getattr(importlib.import_module(module_name), STOCK_CONFIGS[module_name])
-            from hf_posenc.config import variant_config_class
-
-            self[key] = variant_config_class(stock)
-        return super().__getitem__(key)
-
-    __getitem__ = _resolved
-
-    def __iter__(self) -> Iterator[str]:
-        """Of its own, so that `dict(...)`, with which AutoConfig's mapping is pickled, asks `__getitem__`."""
-        return super().__iter__()
-
-    def values(self) -> Any:
-        return [self._resolved(key) for key in self]
-
-    def items(self) -> Any:
-        return [(key, self._resolved(key)) for key in self]
+    register_variants(stock_config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,15 +107,47 @@ class _Unresolved:
     stock_type: str
 
 
-def _install_auto_config(module: types.ModuleType) -> None:
+class _VariantConfigs(dict[str, Any]):
+    """The registered configs of AutoConfig, with those of the variants resolved when they are looked up.
+
+    They cannot be registered outright: this runs in the middle of transformers' imports, where config classes and the
+    modules of the Auto classes wait for each other.
+    """
+
+    def _resolve(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if isinstance(value, _Unresolved):
+            from hf_posenc.config import variant_config_class
+
+            module_name = next(name for name in STOCK_CONFIGS if f".{value.stock_type}." in name)
+            stock_class = getattr(importlib.import_module(module_name), STOCK_CONFIGS[module_name])
+            value = self[key] = variant_config_class(stock_class)
+        return value
+
+    __getitem__ = _resolve
+
+    def __iter__(self) -> Iterator[str]:
+        """Defined so that `dict(...)`, which pickles AutoConfig's mapping, goes through `__getitem__`."""
+        return super().__iter__()
+
+    def values(self) -> Any:
+        return [self._resolve(key) for key in self]
+
+    def items(self) -> Any:
+        return [(key, self._resolve(key)) for key in self]
+
+
+def _patch_auto_config(module: types.ModuleType) -> None:
     """Make the variants' model types known to AutoConfig."""
-    configs = _VariantConfigs(module.CONFIG_MAPPING._extra_content)
+    from .compat import extra_configs, set_extra_configs
+
+    configs = _VariantConfigs(extra_configs(module))
     for stock_type in STOCK_TYPES:
         configs.setdefault(VARIANT_PREFIX + stock_type, _Unresolved(stock_type))
-    module.CONFIG_MAPPING._extra_content = configs
+    set_extra_configs(module, configs)
 
 
-def _install_tokenizers(module: types.ModuleType) -> None:
+def _patch_tokenizers(module: types.ModuleType) -> None:
     """A variant has the tokenizer of its stock architecture."""
     names = module.TOKENIZER_MAPPING_NAMES
     for stock_type in STOCK_TYPES:
@@ -151,8 +155,8 @@ def _install_tokenizers(module: types.ModuleType) -> None:
             names[VARIANT_PREFIX + stock_type] = names[stock_type]
 
 
-def _install_peft(module: types.ModuleType) -> None:
-    """PEFT's default target modules go by model_type: a variant has those of its stock architecture."""
+def _patch_peft(module: types.ModuleType) -> None:
+    """PEFT chooses default target modules by model_type: a variant has those of its stock architecture."""
     for table in vars(module).values():
         if isinstance(table, dict):
             for stock_type in STOCK_TYPES:

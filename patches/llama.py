@@ -1,4 +1,4 @@
-"""LLaMA: a rotation of its own at `rotary_emb`, grouped key heads, causal."""
+"""LLaMA: its own rotary embedding at `rotary_emb`, grouped key heads, causal."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from transformers.models.llama import modeling_llama
 
-from hf_posenc.attention.function import PosEncAttention
+from hf_posenc.schemes import Positions
 from hf_posenc.schemes.base import STOCK_ROTATION
-from hf_posenc.schemes.inputs import Positions
 
 from .architecture import Architecture
+from .attention_modules import PosEncAttention
 
 
 class PosEncLlamaAttention(PosEncAttention, modeling_llama.LlamaAttention):
     stock_eager = staticmethod(modeling_llama.eager_attention_forward)
 
-    def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project_qk(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.q_proj(states), self.k_proj(states)  # type: ignore[operator]
 
     def forward(  # type: ignore[override]
@@ -28,10 +28,9 @@ class PosEncLlamaAttention(PosEncAttention, modeling_llama.LlamaAttention):
         **kwargs: Any,
     ) -> Any:
         if posenc is not None:
-            for place in posenc.active[self.layer_idx][STOCK_ROTATION]:
-                position_embeddings = [
-                    angles.squeeze(1).to(hidden_states.dtype) for angles in posenc.prepared[place][:2]
-                ]
+            for index in posenc.active[self.layer_idx][STOCK_ROTATION]:
+                angles = posenc.prepared[index][:2]
+                position_embeddings = [angle.squeeze(1).to(hidden_states.dtype) for angle in angles]
         return super().forward(hidden_states, position_embeddings=position_embeddings, posenc=posenc, **kwargs)
 
 

@@ -1,186 +1,185 @@
-"""The variant classes: for any stock model class, a subclass whose forward knows positions. Made on demand."""
+"""The variant classes: for any stock model class, a subclass whose forward knows positions. Created on demand."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import threading
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import logging
 
-from hf_posenc.attention.cache import annotate_cache, self_attention_cache, updated_caches
-from hf_posenc.attention.context import cache_embeds, running_mean_embeds
-from hf_posenc.attention.function import check_backend
-from hf_posenc.attention.positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
-from hf_posenc.config import VariantConfig, variant_config_class
-from hf_posenc.schemes.base import Scheme
-from hf_posenc.schemes.inputs import is_tracing
-from hf_posenc.validation import check_model_sizes
+from hf_posenc.attention import (
+    ResolvedPositions,
+    annotate_cache,
+    cache_embeds,
+    check_backend,
+    resolve_positions,
+    token_like,
+    updated_caches,
+)
+from hf_posenc.config import SchemeOrigin, VariantConfig, variant_config_class
+from hf_posenc.errors import PosEncError
+from hf_posenc.schemes import is_tracing
+from hf_posenc.spec import PositionScheme
 
 from .architecture import Architecture
-from .attach import attach, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
+from .attach import SchemeState, attach, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
+from .compat import ModelHooks, attn_implementation, checkpoint_name, set_checkpoint_name
 
-logger = logging.get_logger(__name__)
-MODULE = "hf_posenc.models"
+CLASS_MODULE = "hf_posenc.models"
+"""Where pickle and remote code look variant classes up."""
 FLATTENED = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
-"""Inputs with an axis for choices (double heads) are laid out flat, which stock models do for token ids only."""
-patched_scheme: ContextVar[Any] = ContextVar("patched_scheme", default=None)
+"""Inputs with an axis for choices (double heads) are flattened, which stock models do for token ids only."""
+patched_scheme: ContextVar[PositionScheme | None] = ContextVar("patched_scheme", default=None)
+"""The scheme of the innermost `hf_posenc.patched` block."""
+_variant_classes: dict[type[PreTrainedModel], type[PreTrainedModel]] = {}
+_lock = threading.RLock()
 
 
-class PosEncModel:
-    """What the variant classes of all architectures and heads share. Mixed in before the stock class."""
+class PosEncModel(ModelHooks):
+    """Shared by the variant classes of all architectures and heads. Mixed in before the stock class."""
 
     architecture: ClassVar[Architecture]
     stock_class: ClassVar[type[PreTrainedModel]]
-    _supports_flex_attn = True
-    _keys_to_ignore_on_load_missing: Any
-    _keys_to_ignore_on_load_unexpected: Any
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(config, VariantConfig):
             scheme = patched_scheme.get()
             if scheme is None:
-                raise ValueError(f"{type(self).__name__} needs a config with a position_scheme, got {type(config)}")
+                raise PosEncError(f"{type(self).__name__} needs a config with a position_scheme, got {type(config)}")
             config = with_scheme(config, scheme)
-        check_model_sizes(vars(config))
-        config.position_specs()
+        plan = plan_schemes(self.architecture, config) if isinstance(self, PosEncBaseModel) else None
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        self._take_schemes_in()
-        if config.scheme_is_fresh or config.scheme_is_legacy:
-            base: Any = next(module for module in self.modules() if isinstance(module, PosEncBaseModel))  # type: ignore
-            missing, unexpected = ignored_keys(base, self.architecture)
-            if config.scheme_is_legacy:  # its parameters are in the checkpoint, and must be
-                missing, unexpected = set(), unexpected - missing
-            self._keys_to_ignore_on_load_missing = _with(self._keys_to_ignore_on_load_missing, missing)
-            self._keys_to_ignore_on_load_unexpected = _with(self._keys_to_ignore_on_load_unexpected, unexpected)
-            if any(parameter.is_meta for parameter in self.parameters()):  # type: ignore[attr-defined]
-                config.remember_base_model(config._name_or_path)  # from_pretrained, which will fill it from there
-            # The checkpoint it came from is not this model: an adapter that names it would be put on a stock one.
-            self.name_or_path = config._name_or_path = ""
+        if plan is not None:
+            attach(self, self.architecture, plan)
+            self.init_weights()  # type: ignore[attr-defined]
+        if config.scheme_origin is not SchemeOrigin.CHECKPOINT:
+            self._expect_stock_checkpoint(config)
+
+    def _expect_stock_checkpoint(self: Any, config: Any) -> None:
+        """The scheme is new to the checkpoint: neither its parameters nor a dropped table are worth a warning."""
+        missing, unexpected = ignored_keys(base_models(self)[0], self.architecture)
+        if config.scheme_origin is SchemeOrigin.LEGACY:  # its parameters are in the checkpoint, and must be
+            missing, unexpected = set(), unexpected - missing
+        self.ignore_on_load(missing, unexpected)
+        if any(parameter.is_meta for parameter in self.parameters()):  # from_pretrained, which will fill it
+            config.record_base_model(checkpoint_name(config))
+        # The checkpoint is not this model: an adapter that names it would be loaded onto a stock one.
+        set_checkpoint_name(self, "")
 
     @property
     def config(self) -> Any:
-        return self.__dict__["config"]
+        return vars(self)["config"]
 
     @config.setter
-    def config(self, config: Any) -> None:
-        """Composite models replace the configs of their parts: whichever it is, it must name the scheme."""
-        mine = self.__dict__.get("config")
-        if mine is not None and not isinstance(config, VariantConfig):
-            config.position_scheme = mine.position_scheme
-        self.__dict__["config"] = config
+    def config(self, config: PreTrainedConfig) -> None:
+        """Composite models replace the configs of their parts; whichever it is, it must name the scheme."""
+        current = vars(self).get("config")
+        if current is not None and not isinstance(config, VariantConfig):
+            config.position_scheme = current.position_scheme
+        vars(self)["config"] = config
 
-    def _take_schemes_in(self) -> None:
-        """Heads have nothing to take in: the base model inside of them has done it."""
+    def init_scheme_weights(self, module: nn.Module) -> bool:
+        return init_scheme_weights(module)
 
-    def _init_weights(self, module: nn.Module) -> None:
-        if not init_scheme_weights(module):
-            super()._init_weights(module)  # type: ignore[misc]
-
-    def _check_and_adjust_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
-        items = self.config.position_specs()
-        check_backend(attn_implementation, list(items))
-        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)  # type: ignore[misc]
+    def check_attn_implementation(self, attn_implementation: str | None) -> None:
+        check_backend(attn_implementation, self.config.position_specs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Nothing to do: variants are saved with a shim that imports this package, never with copies of its files."""
+        """Do nothing: variants are saved with a module that imports this package, never with copies of its files."""
 
-    def _upload_modified_files(
+    def upload_saved_files(
         self,
-        working_dir: Any,
+        directory: Path,
         repo_id: str,
         files_timestamps: dict[str, float],
         commit_message: str | None = None,
-        token: Any = None,
+        token: bool | str | None = None,
         create_pr: bool = False,
         revision: str | None = None,
         commit_description: str | None = None,
     ) -> Any:
-        """The end of `push_to_hub`: with a card of ours, and without shards that an earlier push has left there."""
-        from hf_posenc.hub.upload import holds_variant, upload_saved
-
+        upload = import_module("hf_posenc.hub.upload").upload_saved  # by name, because hub is a room above this one
         rest = (commit_message, token, create_pr, revision, commit_description)
-        if not holds_variant(Path(working_dir)):  # an adapter
-            return super()._upload_modified_files(working_dir, repo_id, files_timestamps, *rest)  # type: ignore[misc]
-        return upload_saved(Path(working_dir), repo_id, files_timestamps, *rest)
-
-
-def _with(patterns: Any, more: set[str]) -> Any:
-    """The patterns and some more, in the container that this release of transformers keeps them in."""
-    return patterns | more if isinstance(patterns, set) else [*(patterns or []), *more]
+        return upload(directory, repo_id, files_timestamps, *rest)
 
 
 class PosEncBaseModel(PosEncModel):
-    """The variant of a base model: holds the schemes, and finds the positions of every forward."""
+    """The variant of a base model: owns the schemes, and resolves the positions of every forward pass."""
 
     position_scheme: nn.ModuleList
-    active_schemes: tuple[dict[str, tuple[int, ...]], ...]
-    built_scheme: Any
-    scheme_owns_table: bool
+    posenc: SchemeState
 
-    def _take_schemes_in(self) -> None:
-        attach(self, self.architecture, plan_schemes(self.architecture, self.config))  # type: ignore[arg-type]
-        self.init_weights()  # type: ignore[attr-defined]
+    def prepare_inputs(self: Any, inputs: dict[str, Any]) -> ResolvedPositions:
+        """Add positions to the inputs of the stock forward, in place.
 
-    def prepare_inputs(self, inputs: dict[str, Any]) -> ResolvedPositions:
-        """Complete the inputs of a stock forward with positions, and return them."""
-        config, words = self.config, self.get_input_embeddings()  # type: ignore[attr-defined]
-        if not is_tracing() and config.position_scheme != self.built_scheme:
-            raise ValueError(
+        Args:
+            inputs: The keyword arguments of the forward.
+
+        Returns:
+            The positions, and what the cache must remember of them.
+
+        Raises:
+            PosEncError: If the config was changed after the model was built, or positions cannot be resolved.
+        """
+        config, state = self.config, self.posenc
+        if not is_tracing() and config.position_scheme != state.position_scheme:
+            raise PosEncError(
                 f"config.position_scheme is {config.position_scheme!r}, but the model was built with "
-                f"{self.built_scheme!r}: a live model is changed by hf_posenc.restore and hf_posenc.retrofit"
+                f"{state.position_scheme!r}. Change a live model with hf_posenc.restore and hf_posenc.retrofit"
             )
-        dtype = words.weight.dtype if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"].dtype
-        schemes: list[Scheme] = list(self.position_scheme)  # type: ignore[arg-type]
-        needs = PositionNeeds(
-            any(scheme.needs_distances for scheme in schemes if scheme.acts_at("score") or scheme.acts_at("value")),
-            any(scheme.needs_key_positions for scheme in schemes),
+        schemes = list(self.position_scheme)
+        embedding_schemes = [scheme for scheme in schemes if scheme.acts_at("embed")]
+        embedding = self.get_input_embeddings()
+        if embedding_schemes and inputs.get("inputs_embeds") is None:
+            inputs["inputs_embeds"] = embedding(inputs.pop("input_ids"))
+        inputs_embeds = inputs.get("inputs_embeds")
+        resolved = resolve_positions(
+            inputs,
+            dtype=embedding.weight.dtype if inputs_embeds is None else inputs_embeds.dtype,
+            backend=attn_implementation(config),
+            causal=self.architecture.is_causal(config),
+            needs=state.needs,
+            schemes=schemes,
+            active=state.active,
+            table=self.get_submodule(self.architecture.table) if state.scheme_owns_table else None,
         )
-        causal = self.architecture.is_causal(config)
-        located = resolve_positions(inputs, dtype, config, causal, needs)
-        posenc = located.positions
-        if self.scheme_owns_table:
-            posenc.table = self.get_submodule(self.architecture.table)  # type: ignore[attr-defined]
-        posenc.schemes, posenc.active = schemes, self.active_schemes
-        posenc.prepared = [scheme("prepare", posenc) for scheme in schemes]
-        self.architecture.fill_inputs(self, inputs)  # type: ignore[arg-type]
-        embedding = [scheme for scheme in schemes if scheme.acts_at("embed")]
-        if embedding and inputs.get("inputs_embeds") is None:
-            inputs["inputs_embeds"] = words(inputs.pop("input_ids"))
-        if any(scheme.needs_context for scheme in embedding):
-            if located.attention_mask is not None and not isinstance(located.attention_mask, torch.Tensor):
-                raise ValueError('query="context" needs a mask it can read: pass a tensor, not a BlockMask')
-            located.inputs_embeds_BQE = inputs["inputs_embeds"]
-            cache = self_attention_cache(inputs.get("past_key_values"))
-            posenc.context_BQE = running_mean_embeds(
-                located.inputs_embeds_BQE, located, cache, config.num_hidden_layers, causal
-            )
-        for scheme in embedding:
-            inputs["inputs_embeds"] = scheme("embed", inputs["inputs_embeds"], posenc)
-        inputs.update(position_ids=posenc.queries_BQ, attention_mask=located.attention_mask, posenc=posenc)
-        return located
+        positions = resolved.positions
+        self.architecture.fill_inputs(inputs)
+        for scheme in embedding_schemes:
+            inputs["inputs_embeds"] = scheme("embed", inputs["inputs_embeds"], positions)
+        inputs.update(position_ids=positions.queries_BQ, attention_mask=resolved.attention_mask, posenc=positions)
+        return resolved
+
+
+def base_models(model: nn.Module) -> list[Any]:
+    """The base models with schemes inside a model: several in an encoder-decoder."""
+    return [module for module in model.modules() if isinstance(module, PosEncBaseModel)]
 
 
 def variant_class(architecture: Architecture, stock_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The variant of a stock class, made once. Also works for a user's own subclass of a stock class."""
+    """The variant of a stock class, or of a user's subclass of one, created on first use."""
     with _lock:
-        if stock_class not in _VARIANTS:
-            _VARIANTS[stock_class] = _make_variant_class(architecture, stock_class)
-        return _VARIANTS[stock_class]
+        if stock_class not in _variant_classes:
+            _variant_classes[stock_class] = _make_variant_class(architecture, stock_class)
+        return _variant_classes[stock_class]
 
 
 def _make_variant_class(architecture: Architecture, stock_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
     is_base = issubclass(stock_class, architecture.base)
     name = f"PosEnc{stock_class.__name__}"
+    import_module(CLASS_MODULE)  # transformers looks the module of a class up in sys.modules
     body: dict[str, Any] = {
-        "__module__": MODULE,
+        "__module__": CLASS_MODULE,
         "__qualname__": name,
         "__doc__": f"{stock_class.__name__} with a position scheme.",
         "architecture": architecture,
@@ -188,15 +187,12 @@ def _make_variant_class(architecture: Architecture, stock_class: type[PreTrained
         "config_class": variant_config_class(architecture.family.config_class),
     }
     if is_base:
-        body["forward"] = _positioned_forward(stock_class)
+        body["forward"] = _make_forward(stock_class)
     return type(name, (PosEncBaseModel if is_base else PosEncModel, stock_class), body)
 
 
-_VARIANTS: dict[type[PreTrainedModel], type[PreTrainedModel]] = {}
-_lock = threading.RLock()
-
-
-def _positioned_forward(stock_class: type[PreTrainedModel]) -> Any:
+def _make_forward(stock_class: type[PreTrainedModel]) -> Callable[..., Any]:
+    """The stock forward with positions resolved before it, and the cache annotated after it."""
     stock_forward = stock_class.forward
     names = list(inspect.signature(stock_forward).parameters)[1:]
 
@@ -204,25 +200,25 @@ def _positioned_forward(stock_class: type[PreTrainedModel]) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = {**dict(zip(names, args, strict=False)), **kwargs}
         if (inputs.get("input_ids") is None) == (inputs.get("inputs_embeds") is None):
-            return stock_forward(self, **inputs)  # which says what is wrong with that
+            return stock_forward(self, **inputs)  # raises the stock error
         shape = token_like(inputs).shape
         for name in FLATTENED if len(shape) > 2 else ():
             if inputs.get(name) is not None:
                 inputs[name] = inputs[name].flatten(0, len(shape) - 2)
-        located = self.prepare_inputs(inputs)
+        resolved = self.prepare_inputs(inputs)
         outputs = stock_forward(self, **inputs)
         for cache in updated_caches(inputs.get("past_key_values"), outputs):
-            length_matters = any(scheme.depends_on_length for scheme in self.position_scheme)
-            annotate_cache(cache, located.positions, located.order, located.all_BK, length_matters)
-            if located.inputs_embeds_BQE is not None:
-                cache_embeds(cache, located.inputs_embeds_BQE, self.config.num_hidden_layers)
-        return outputs if len(shape) == 2 else _unflattened(outputs, shape)
+            layout = resolved.layout
+            annotate_cache(cache, resolved.positions, layout.order, layout.all_positions_BK, self.posenc.needs.length)
+            if resolved.context_embeds_BQE is not None:
+                cache_embeds(cache, resolved.context_embeds_BQE, self.config.num_hidden_layers)
+        return outputs if len(shape) == 2 else _unflatten(outputs, shape)
 
     return forward
 
 
-def _unflattened(outputs: Any, shape: Any) -> Any:
-    """The last hidden state with the axes that the input had: several choices a row."""
+def _unflatten(outputs: Any, shape: torch.Size) -> Any:
+    """The last hidden state with the axes of the input: several choices per row."""
     if isinstance(outputs, tuple):
         return (outputs[0].unflatten(0, shape[:-1]), *outputs[1:])
     outputs.last_hidden_state = outputs.last_hidden_state.unflatten(0, shape[:-1])
@@ -231,24 +227,66 @@ def _unflattened(outputs: Any, shape: Any) -> Any:
     return outputs
 
 
-def install(architecture: Architecture) -> None:
+def install_variants(architecture: Architecture) -> None:
     """Make stock classes build their variant when they are given a variant's config. Inert for stock configs."""
     family = architecture.family
-    if "__new__" in family.__dict__:
+    if "__new__" in vars(family):
         return
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         config = args[0] if args else kwargs.get("config")
         inside_patched = config is not None and patched_scheme.get() is not None
-        wanted = isinstance(config, VariantConfig) or inside_patched
-        if wanted and not isinstance(config, (VariantConfig, family.config_class)):
-            raise ValueError(
-                f"{cls.__name__} is built here with a {type(config).__name__}, which cannot name a position scheme; "
-                f"build it outside of hf_posenc.patched, or with a {family.config_class.__name__}"
+        wants_variant = isinstance(config, VariantConfig) or inside_patched
+        if wants_variant and not isinstance(config, (VariantConfig, family.config_class)):
+            raise PosEncError(
+                f"{cls.__name__} is built here with a {type(config).__name__}, which has no position_scheme; "
+                f"build it outside hf_posenc.patched, or with a {family.config_class.__name__}"
             )
-        if wanted and not issubclass(cls, PosEncModel):
+        if wants_variant and not issubclass(cls, PosEncModel):
             cls = variant_class(architecture, cls)
         return super(family, cls).__new__(cls)
 
-    # Static, as Python makes it only for one that stands in the class body: DataParallel calls it on an instance.
+    # Python makes __new__ static only in a class body, and DataParallel calls it on an instance.
     family.__new__ = staticmethod(__new__)  # type: ignore[assignment]
+
+
+def install_save_guard() -> None:
+    """Refuse to save a model whose config does not name its scheme. Inert for stock models; idempotent."""
+    stock = PreTrainedModel.save_pretrained
+    if hasattr(stock, "guarded_by_posenc"):
+        return
+
+    @functools.wraps(stock)
+    def save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        check_saved_config(self)
+        return stock(self, *args, **kwargs)
+
+    save_pretrained.guarded_by_posenc = True  # type: ignore[attr-defined]
+    PreTrainedModel.save_pretrained = save_pretrained
+
+
+def check_saved_config(model: PreTrainedModel) -> None:
+    """Refuse to write a config that does not describe the model: it would load as another one."""
+    bases = base_models(model)
+    if isinstance(model.config, VariantConfig) and not bases:
+        raise PosEncError(
+            f"config.position_scheme is {model.config.position_scheme!r}, but the model was built without it. Change a "
+            "live model with hf_posenc.retrofit, or build a new one from the config"
+        )
+    saved = [config.position_scheme for config in _nested_configs(model.config) if isinstance(config, VariantConfig)]
+    for base in bases:
+        scheme = base.posenc.position_scheme
+        if scheme not in saved:
+            raise PosEncError(
+                f"{type(base).__name__} inside {type(model).__name__} has the position scheme {scheme!r}, but the "
+                "config that would be saved does not name it, so the model would load without it. Retrofit the whole "
+                "model instead of a part, or build it from configs with a position_scheme"
+            )
+
+
+def _nested_configs(config: object) -> Iterator[PreTrainedConfig]:
+    """A config and those nested in it."""
+    if isinstance(config, PreTrainedConfig):
+        yield config
+        for value in vars(config).values():
+            yield from _nested_configs(value)

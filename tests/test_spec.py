@@ -39,17 +39,17 @@ from tests.support import tiny_models as tiny
         ({"type": "rope", "layout": "half"}, "layout must be 'halves' or 'interleaved'"),
         ({"type": "rope", "partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ({"type": "rope", "scaling": "yarn"}, "scaling must be a dict or None"),
-        ({"type": "rope", "layers": []}, "layers is a list"),
-        ({"type": "rope", "layers": [-1]}, "layers is a list"),
-        ({"type": "rope", "layers": "0:2:0"}, "layers is a list"),
-        ({"type": "rope", "layers": "0:2:00"}, "layers is a list"),
+        ({"type": "rope", "layers": []}, "layers must be a list"),
+        ({"type": "rope", "layers": [-1]}, "layers must be a list"),
+        ({"type": "rope", "layers": "0:2:0"}, "layers must be a list"),
+        ({"type": "rope", "layers": "0:2:00"}, "layers must be a list"),
         ({"type": "rope", "theta": 10**400}, "theta must be a finite number"),
         ({"type": "t5", "init": "fit"}, "'neutral' or 'paper', got 'fit'; hf_posenc.fit and hf-posenc train"),
         ({"type": "sinusoidal", "mix": "stir"}, "mix must be 'add'"),
-        ({"type": "rope", "layers": "first"}, "layers is a list"),
-        ({"type": "rope", "layers": [True]}, "layers is a list"),
-        ({"type": "learned", "layers": [0]}, "learned: layers means nothing at the input embedding"),
-        ({"type": "sinusoidal", "layers": "0:1"}, "sinusoidal: layers"),
+        ({"type": "rope", "layers": "first"}, "layers must be a list"),
+        ({"type": "rope", "layers": [True]}, "layers must be a list"),
+        ({"type": "learned", "layers": [0]}, "learned acts at the input embedding, where layers"),
+        ({"type": "sinusoidal", "layers": "0:1"}, "sinusoidal acts at the input embedding, where layers"),
         ({"type": "learned", "max_positions": 0}, "max_positions"),
         ({"type": "learned", "extend": "stretch"}, "extend must be"),
         ({"type": "sinusoidal", "base": 1}, "base must be above 1"),
@@ -106,7 +106,7 @@ def test_bad_scalings_are_refused_when_the_model_is_built(scaling: Any, match: s
 def test_layers_out_of_range() -> None:
     with pytest.raises(ValueError, match="layer 12.*0 to 11"):
         parse_position_scheme({"type": "rope", "layers": [12]})[0].active_layers(12)
-    with pytest.raises(ValueError, match="names none of the 12 layers"):
+    with pytest.raises(ValueError, match="selects none of the 12 layers"):
         parse_position_scheme({"type": "rope", "layers": "20:"})[0].active_layers(12)
 
 

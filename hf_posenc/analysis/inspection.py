@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..attention.dense import materialize
-from ..attention.function import apply_rotation, schemes_at, score_terms
+from ..attention.function import ActiveScheme, apply_rotation, schemes_at, score_terms
 from ..errors import PosEncError
 from ..patches.architecture import Architecture
 from ..patches.live_models import ARCHITECTURES, restore, retrofit
@@ -146,7 +146,7 @@ class ModelInspector:
         """Apply the rotations of a layer, including those that stock code applies with a scheme's angles."""
         active, positions = self.positions.active[layer], self.positions
         indices = (*active["rotate"], *active[STOCK_ROTATION])
-        rotations = [(positions.schemes[index], positions.prepared[index], None) for index in indices]
+        rotations = [ActiveScheme(positions.schemes[index], positions.prepared[index], None) for index in indices]
         return apply_rotation(states_BHND, rotations, keys)
 
     def rotated_query_key(self, layer: int, states_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

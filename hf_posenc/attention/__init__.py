@@ -1,1 +1,41 @@
-"""The attention engine: score terms in, attention out, by the cheapest exact way (`paths`)."""
+"""Attention under position schemes: where tokens stand, what is added to the logits, and the cheapest exact path."""
+
+from __future__ import annotations
+
+from .cache import annotate_cache, self_attention_cache, updated_caches
+from .context import cache_embeds
+from .dense import materialize
+from .dispatch import AttentionPath, DispatchKey, MaskKind, select_path
+from .function import (
+    ATTENTION_NAME,
+    ActiveScheme,
+    LayerSchemes,
+    apply_rotation,
+    check_backend,
+    scale_content,
+    score_terms,
+)
+from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
+
+__all__ = [
+    "ATTENTION_NAME",
+    "ActiveScheme",
+    "AttentionPath",
+    "DispatchKey",
+    "LayerSchemes",
+    "MaskKind",
+    "PositionNeeds",
+    "ResolvedPositions",
+    "annotate_cache",
+    "apply_rotation",
+    "cache_embeds",
+    "check_backend",
+    "materialize",
+    "resolve_positions",
+    "scale_content",
+    "score_terms",
+    "select_path",
+    "self_attention_cache",
+    "token_like",
+    "updated_caches",
+]

@@ -8,6 +8,8 @@ Shape legend: B batch, Q new tokens, K all tokens so far, E hidden size, F = E +
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.nn.functional import pad
 from transformers import Cache
@@ -17,33 +19,35 @@ from ..errors import PosEncError
 from ..schemes.inputs import is_tracing
 from .cache import static_cache_length
 from .masks import PositionOrder, document_starts
-from .positions import ResolvedPositions
+
+if TYPE_CHECKING:
+    from .positions import TokenLayout
 
 
 def running_mean_embeds(
-    inputs_embeds_BQE: torch.Tensor, resolved: ResolvedPositions, cache: Cache | None, num_layers: int, causal: bool
+    inputs_embeds_BQE: torch.Tensor, layout: TokenLayout, num_layers: int, causal: bool
 ) -> torch.Tensor:
-    """(B, Q, E): the mean embedding each new token can see; `cache` is the one passed in, not yet updated.
+    """(B, Q, E): the mean embedding each new token can see; the layout's cache is not yet updated.
 
     Computed as differences of long sums: in float64, where the device supports it.
     """
     embeds_BKE = inputs_embeds_BQE
-    if not (isinstance(resolved.seen, int) and resolved.seen == 0):
-        assert cache is not None
-        embeds_BKE = _concat_cached_embeds(inputs_embeds_BQE, resolved.seen, cache, num_layers)
+    if not layout.is_first_call:
+        assert layout.cache is not None
+        embeds_BKE = _concat_cached_embeds(inputs_embeds_BQE, layout.num_cached, layout.cache, num_layers)
     embeds_BKE = embeds_BKE.to(torch.float32 if inputs_embeds_BQE.device.type == "mps" else torch.float64)
-    if resolved.visible_BQK is not None:
-        num_keys = min(embeds_BKE.shape[1], resolved.visible_BQK.shape[-1])
-        weights_BQK = resolved.visible_BQK[..., :num_keys].to(embeds_BKE)
+    if layout.visible_BQK is not None:
+        num_keys = min(embeds_BKE.shape[1], layout.visible_BQK.shape[-1])
+        weights_BQK = layout.visible_BQK[..., :num_keys].to(embeds_BKE)
         return weights_BQK.matmul(embeds_BKE[:, :num_keys]) / weights_BQK.sum(-1, keepdim=True).clamp(min=1)
     batch, num_keys, _ = embeds_BKE.shape
     visible_BK = torch.ones(batch, num_keys, dtype=torch.bool, device=embeds_BKE.device)
-    if resolved.visible_BK is not None:
-        visible_BK = resolved.visible_BK[:, :num_keys].expand(batch, -1)
+    if layout.visible_BK is not None:
+        visible_BK = layout.visible_BK[:, :num_keys].expand(batch, -1)
     num_keys = visible_BK.shape[1]
     with_count_BKF = pad(embeds_BKE[:, :num_keys], (0, 1), value=1.0)  # a column of ones counts the visible tokens
     sums_BKF = pad((with_count_BKF * visible_BK.unsqueeze(-1)).cumsum(1), (0, 0, 1, 0))
-    start_BQ, stop_BQ = _visible_spans(inputs_embeds_BQE, resolved, visible_BK, causal)
+    start_BQ, stop_BQ = _visible_spans(inputs_embeds_BQE, layout, visible_BK, causal)
 
     def sum_before(slots_BQ: torch.Tensor) -> torch.Tensor:
         return sums_BKF.gather(1, slots_BQ.unsqueeze(-1).expand(-1, -1, sums_BKF.shape[-1]))
@@ -53,17 +57,17 @@ def running_mean_embeds(
 
 
 def _visible_spans(
-    inputs_embeds_BQE: torch.Tensor, resolved: ResolvedPositions, visible_BK: torch.Tensor, causal: bool
+    inputs_embeds_BQE: torch.Tensor, layout: TokenLayout, visible_BK: torch.Tensor, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The first slot that each token can see, and the one after the last."""
     batch, num_queries, _ = inputs_embeds_BQE.shape
-    slots_BQ = (torch.arange(num_queries, device=inputs_embeds_BQE.device) + resolved.seen).expand(batch, -1)
+    slots_BQ = (torch.arange(num_queries, device=inputs_embeds_BQE.device) + layout.num_cached).expand(batch, -1)
     start_BQ = torch.zeros_like(slots_BQ)
     stop_BQ = slots_BQ + 1 if causal else torch.full_like(slots_BQ, visible_BK.shape[1])
-    if resolved.order not in (PositionOrder.PACKED, PositionOrder.UNKNOWN):
+    if layout.order not in (PositionOrder.PACKED, PositionOrder.UNKNOWN):
         return start_BQ, stop_BQ
     # Packed rows never continue a cache (that is refused), so slots count from the start of the row.
-    starts_BQ = document_starts(resolved.positions.queries_BQ.expand(batch, -1), visible_BK)
+    starts_BQ = document_starts(layout.queries_BQ.expand(batch, -1), visible_BK)
     start_BQ = torch.where(starts_BQ, slots_BQ, 0).cummax(-1).values
     if not causal:
         next_start_BQ = pad(torch.where(starts_BQ, slots_BQ, num_queries)[:, 1:], (0, 1), value=num_queries)

@@ -1,28 +1,24 @@
-"""The one seam into attention: a subclass of the stock class, and the attention function it is made to call.
+"""The attention function that variants register with transformers.
 
-The subclass runs the stock forward unchanged, with two stand-ins: a cache whose `update` turns keys before they are
-kept, and a config that names the function below. That function turns the queries, adds the scheme's score terms to
-the mask, and hands over to the stock function of the backend that the model is set to, or to a way of its own: `paths`
-chooses.
+It rotates the queries, collects the score terms of the active schemes, and passes on to the stock function of the
+backend that the model is set to, or to a path of our own: `dispatch` decides which.
 
-Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K - 1 distances.
+Shape legend: B batch, H heads, Q queries, K keys, D head size, L = Q + K - 1 distances.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import nn
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
-from ..schemes.base import LayerParams, Scheme
-from ..schemes.inputs import Content, Positions, is_tracing, repeat_key_heads
-from ..schemes.terms import Term
-from .cache import self_attention_cache
+from ..errors import PosEncError
+from ..schemes import Content, LayerParams, Positions, Scheme, Term, is_tracing
 from .call import AttentionCall, AttentionOutput
 from .chunked import chunked_attention
 from .dense import dense_attention, dense_bias_attention, dense_bias_by_heads
@@ -32,160 +28,167 @@ from .masks import visible_pairs
 from .strided import strided_attention, strided_attention_unpadded
 
 ATTENTION_NAME = "hf_posenc"
+"""The name under which transformers finds the function."""
 
 
-class AttentionConfig:
-    """A view of the model's config, the same in everything but the attention function it names."""
+class ActiveScheme(NamedTuple):
+    """A scheme that acts in a layer, with what it prepared for this forward pass and its parameters of the layer."""
 
-    _attn_implementation = ATTENTION_NAME
-
-    def __init__(self, config: Any) -> None:
-        self.__dict__["_config"] = config
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._config, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._config, name, value)
+    scheme: Scheme
+    prepared: Any
+    layer_params: LayerParams | None
 
 
-class RotatingCache:
-    """Stands in for the cache in one attention call: turns the new keys, then passes them on to the real one."""
+class LayerSchemes(NamedTuple):
+    """The schemes that act in one layer, by seam."""
 
-    def __init__(self, cache: Any, turn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._cache = cache
-        self._turn = turn
-
-    def update(self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        keys = self._turn(keys)
-        return (keys, values) if self._cache is None else self._cache.update(keys, values, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
+    positions: Positions
+    rotate: Sequence[ActiveScheme]
+    score: Sequence[ActiveScheme]
+    content_scale: Sequence[ActiveScheme]
+    value: Sequence[ActiveScheme]
+    stock_rotation: Sequence[ActiveScheme]
+    """Rotations that are left to the architecture's own code."""
 
 
-class PosEncAttention(nn.Module):
-    """Mixed in before a stock self-attention class. Carries no state of its own but a scheme's parts of this layer."""
-
-    stock_eager: Callable[..., Any]
-    """The architecture's own eager attention function."""
-    layer_idx: int
-    is_causal: bool
-
-    def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """States through the layer's own query and key projections, called as the modules they are."""
-        raise AssertionError("every architecture has its own")
-
-    def project_rows(self, states: torch.Tensor, like_BHQD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same by head, two of (H, R, D); the keys of a group of heads once for each head."""
-        queries, keys = (
-            found.unflatten(-1, (-1, like_BHQD.shape[-1])).transpose(0, 1) for found in self.projected(states)
-        )
-        return queries, repeat_key_heads(keys[None], like_BHQD.shape[1])[0]
-
-    @property
-    def config(self) -> AttentionConfig:
-        return AttentionConfig(self.__dict__["config"])
-
-    @config.setter
-    def config(self, config: Any) -> None:
-        self.__dict__["config"] = config
-
-    def forward(self, *args: Any, posenc: Positions | None = None, **kwargs: Any) -> Any:
-        if posenc is None:
-            raise ValueError(
-                f"{type(self).__name__} was called without positions: call the model it belongs to, not the layer"
-            )
-        turns = schemes_at("rotate", self, posenc)
-        if turns:
-            cache = self_attention_cache(kwargs.get("past_key_values"))
-            kwargs["past_key_values"] = RotatingCache(cache, lambda keys: apply_rotation(keys, turns, True))
-        return super().forward(*args, posenc=posenc, **kwargs)
-
-
-def schemes_at(seam: str, module: PosEncAttention, posenc: Positions) -> list[tuple[Scheme, Any, LayerParams | None]]:
-    """The schemes that act at a seam of this layer, each with what it prepared and its part of the layer."""
-    parts = getattr(module, "position_scheme", None)
-    found = []
-    for place in posenc.active[module.layer_idx][seam]:
-        part = parts[str(place)].__call__ if parts is not None and str(place) in parts else None
-        found.append((posenc.schemes[place], posenc.prepared[place], part))
-    return found
-
-
-def apply_rotation(states_BHQD: torch.Tensor, turns: list[tuple[Scheme, Any, Any]], keys: bool) -> torch.Tensor:
-    for scheme, prepared, _ in turns:
+def apply_rotation(states_BHQD: torch.Tensor, rotations: Sequence[ActiveScheme], keys: bool) -> torch.Tensor:
+    """Rotate queries, or keys before they are cached."""
+    for scheme, prepared, _ in rotations:
         states_BHQD = scheme("rotate", states_BHQD, prepared, keys)
     return states_BHQD
 
 
-def _kernel_dtype(value: torch.Tensor) -> torch.dtype:
-    """What kernels compute in: autocast narrows what a rotation in float32, or a cache of such keys, has made wide."""
-    device = value.device.type
-    if value.dtype == torch.float64 or device == "meta" or not torch.is_autocast_enabled(device):
-        return value.dtype
-    return torch.get_autocast_dtype(device)
+def score_terms(schemes: Sequence[ActiveScheme], content: Content) -> list[Term]:
+    """Everything that schemes add to the scaled logits."""
+    terms: list[Term] = []
+    for scheme, prepared, layer_params in schemes:
+        scheme_terms = scheme("score", prepared, layer_params, content)
+        terms.extend(scheme_terms if isinstance(scheme_terms, list) else [scheme_terms])
+    return terms
+
+
+def scale_content(query_BHQD: torch.Tensor, schemes: Sequence[ActiveScheme]) -> torch.Tensor:
+    """Apply the per-head scales of the schemes that rescale query times key."""
+    for scheme, _, layer_params in schemes:
+        query_BHQD = query_BHQD * scheme("content_scale", layer_params).to(query_BHQD)[:, None, None]
+    return query_BHQD
+
+
+class AttentionModule(Protocol):
+    """What the attention function needs of the module that calls it: `hf_posenc.patches` provides it."""
+
+    stock_config: PreTrainedConfig
+    stock_eager: Callable[..., Any]
+    backend: str
+    layer_idx: int
+    is_causal: bool
+    training: bool
+
+    def modules(self) -> Any: ...
+
+    def project_rows(self, states: torch.Tensor, query_BHQD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def posenc_attention_forward(
-    module: PosEncAttention,
+    module: AttentionModule,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: Any,
-    posenc: Positions | None = None,
+    posenc: LayerSchemes | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Registered with transformers: attention under a position scheme, on whichever backend the model is set to."""
-    if posenc is None:
-        raise ValueError(
-            f"attn_implementation={ATTENTION_NAME!r} is for hf_posenc's own use; choose one of {SCORE_BACKENDS}"
-        )
-    if kwargs.get("cache") is not None:
-        raise ValueError("hf_posenc does not support continuous batching (paged caches); use generate()")
-    config = module.__dict__["config"]
-    backend = config._attn_implementation
-    plain_query, query = query, apply_rotation(query, schemes_at("rotate", module, posenc), False)
-    scoring, valuing = schemes_at("score", module, posenc), schemes_at("value", module, posenc)
-    stock = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
-    if not scoring and not valuing:
-        if backend == "flex_attention":
-            return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
-        if is_flash_attention_requested(requested_attention_implementation=backend):
-            if not posenc.packed:  # flash reads documents off position_ids, and would take gaps for them
-                kwargs.pop("position_ids", None)
-            module = _with_real_config(module, config)
-        return stock(module, query, key, value, attention_mask, **kwargs)
+) -> AttentionOutput:
+    """Compute attention under the layer's schemes, on whichever backend the model is set to.
 
-    check_backend(backend, [scheme for scheme, _, _ in scoring + valuing])
-    if key.shape[2] != posenc.key_length:
-        raise ValueError(
-            f"the cache handed out {key.shape[2]} keys where {posenc.key_length} were expected: this cache class "
+    Args:
+        module: The attention module that calls it.
+        query: (B, H, Q, D), not yet rotated.
+        key: (B, G, K, D), as the cache returned it.
+        value: (B, G, K, D).
+        attention_mask: The mask in the backend's form.
+        posenc: The active schemes of the layer.
+        **kwargs: What transformers passes to attention functions.
+
+    Returns:
+        The output (B, Q, H, D), and the attention weights on the eager backend.
+
+    Raises:
+        PosEncError: If the backend or cache cannot honour the schemes.
+    """
+    if posenc is None:
+        raise PosEncError(f"attn_implementation={ATTENTION_NAME!r} is internal; choose one of {SCORE_BACKENDS}")
+    if kwargs.get("cache") is not None:
+        raise PosEncError("hf_posenc does not support continuous batching (paged caches); use generate()")
+    backend = module.backend
+    stock = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
+    unrotated_query, query = query, apply_rotation(query, posenc.rotate, keys=False)
+    if not posenc.score and not posenc.value:
+        return _stock_attention(module, stock, query, key, value, attention_mask, posenc.positions, kwargs)
+    call, path = _prepare_call(module, stock, unrotated_query, query, key, value, attention_mask, posenc, kwargs)
+    output, weights = run_path(call, path)
+    return output, weights if backend == "eager" else None  # matches SDPA, which returns no weights
+
+
+def _stock_attention(
+    module: Any,
+    stock: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    positions: Positions,
+    kwargs: dict[str, Any],
+) -> AttentionOutput:
+    """Nothing is added to scores or values: run the backend's own function."""
+    if module.backend == "flex_attention":
+        return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
+    if is_flash_attention_requested(requested_attention_implementation=module.backend):
+        if not positions.packed:  # flash infers documents from position_ids and would mistake gaps for them
+            kwargs.pop("position_ids", None)
+        module = _with_stock_config(module)
+    return stock(module, query, key, value, attention_mask, **kwargs)
+
+
+def _prepare_call(
+    module: Any,
+    stock: Callable[..., Any],
+    unrotated_query: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    posenc: LayerSchemes,
+    kwargs: dict[str, Any],
+) -> tuple[AttentionCall, AttentionPath]:
+    """Collect what the schemes add, and choose how to compute it."""
+    positions = posenc.positions
+    if key.shape[2] != positions.key_length:
+        raise PosEncError(
+            f"The cache returned {key.shape[2]} keys where {positions.key_length} were expected. This cache class "
             "drops or moves keys, so their positions are lost; use DynamicCache or StaticCache"
         )
     dtype = _kernel_dtype(value)
     if not query.dtype == key.dtype == value.dtype == dtype:
-        plain_query, query, key, value = (states.to(dtype) for states in (plain_query, query, key, value))
-    asked = kwargs.get("is_causal")
-    causal = (module.is_causal if asked is None else asked) and query.shape[2] > 1 and attention_mask is None
+        unrotated_query, query, key, value = (states.to(dtype) for states in (unrotated_query, query, key, value))
+    is_causal = kwargs.get("is_causal")
+    causal = (module.is_causal if is_causal is None else is_causal) and query.shape[2] > 1 and attention_mask is None
     scaling = kwargs.pop("scaling", None) or query.shape[-1] ** -0.5
     content = Content(
-        plain_query,
+        unrotated_query,
         query,
         key,
         scaling,
-        lambda: visible_pairs(attention_mask, causal, query, posenc.key_length),
-        lambda states: module.project_rows(states, plain_query),
+        lambda: visible_pairs(attention_mask, causal, query, positions.key_length),
+        lambda states: module.project_rows(states, unrotated_query),
     )
-    terms = score_terms(scoring, content)
-    for scheme, _, part in schemes_at("content_scale", module, posenc):
-        query = query * scheme("content_scale", part).to(query)[:, None, None]
+    terms = score_terms(posenc.score, content)
+    scaled_query = scale_content(query, posenc.content_scale)
     if causal and key.shape[2] > query.shape[2]:  # slots of a static cache that a first call leaves empty
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     call = AttentionCall(
         module=module,
         stock=stock,
-        query=query,
+        query=scaled_query,
         key=key,
         value=value,
         attention_mask=attention_mask,
@@ -193,43 +196,16 @@ def posenc_attention_forward(
         scaling=scaling,
         dropout=kwargs.pop("dropout", 0.0),
         terms=terms,
-        value_tables=[scheme("value", prepared, part) for scheme, prepared, part in valuing],
-        positions=posenc,
+        value_tables=[scheme("value", prepared, layer_params) for scheme, prepared, layer_params in posenc.value],
+        positions=positions,
         content=content,
         stock_kwargs=kwargs,
     )
-    path, why = select_path(dispatch_key(call, backend))
+    path, reason = select_path(dispatch_key(call, module.backend))
     if path is AttentionPath.REFUSED:
-        raise ValueError(why)
-    output, weights = run_path(call, path)
-    return output, weights if backend == "eager" else None  # as sdpa does in layers where it is sdpa
-
-
-def score_terms(scoring: list[tuple[Scheme, Any, LayerParams | None]], content: Content) -> list[Term]:
-    """What all schemes that act on the scores of a layer want added."""
-    terms: list[Term] = []
-    for scheme, prepared, part in scoring:
-        found = scheme("score", prepared, part, content)
-        terms.extend(found if isinstance(found, list) else [found])
-    return terms
-
-
-def dispatch_key(call: AttentionCall, backend: str) -> DispatchKey:
-    mask = call.attention_mask
-    known = MaskKind.NONE if mask is None else MaskKind.PADDING if call.positions.spans is not None else MaskKind.OTHER
-    return DispatchKey(
-        backend=backend,
-        term_types=frozenset(map(type, call.terms)),
-        has_value_terms=bool(call.value_tables),
-        uniform=call.positions.uniform,
-        mask=known,
-        single_query=call.query.shape[2] < 2,
-        on_cpu=call.query.device.type == "cpu",
-        tracing=is_tracing(),
-        requires_grad=call.requires_grad(),
-        mask_requires_grad=isinstance(mask, torch.Tensor) and mask.requires_grad,
-        dropout=call.dropout > 0,
-    )
+        check_backend(module.backend, [active.scheme for active in (*posenc.score, *posenc.value)])
+        raise PosEncError(reason)
+    return call, path
 
 
 PATHS: dict[AttentionPath, Callable[[AttentionCall], AttentionOutput]] = {
@@ -244,27 +220,62 @@ PATHS: dict[AttentionPath, Callable[[AttentionCall], AttentionOutput]] = {
 
 
 def run_path(call: AttentionCall, path: AttentionPath) -> AttentionOutput:
-    """Compute an attention along a path."""
+    """Compute attention on the selected path: (B, Q, H, D), and the weights if the path has them."""
     return PATHS[path](call)
 
 
-def check_backend(backend: str | None, schemes: list[Any]) -> None:
-    """Raise if a backend cannot add the terms of any of the schemes, which are items of the grammar or modules."""
+def dispatch_key(call: AttentionCall, backend: str) -> DispatchKey:
+    """What the choice of a path depends on."""
+    mask = call.attention_mask
+    is_padding = mask is not None and call.positions.spans is not None
+    return DispatchKey(
+        backend=backend,
+        term_types=frozenset(map(type, call.terms)),
+        has_value_terms=bool(call.value_tables),
+        uniform=call.positions.uniform,
+        mask=MaskKind.PADDING if is_padding else MaskKind.NONE if mask is None else MaskKind.OTHER,
+        single_query=call.query.shape[2] < 2,
+        on_cpu=call.query.device.type == "cpu",
+        tracing=is_tracing(),
+        requires_grad=call.requires_grad(),
+        mask_requires_grad=isinstance(mask, torch.Tensor) and mask.requires_grad,
+        dropout=call.dropout > 0,
+    )
+
+
+def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
+    """Refuse a backend that cannot add the terms of a scheme and would silently drop them.
+
+    Args:
+        backend: The value of `attn_implementation`; None passes.
+        schemes: Schemes or scheme specs.
+
+    Raises:
+        PosEncError: With the scheme, and the backends that work.
+    """
     if backend is None:
         return
-    for seam, able in (("score", SCORE_BACKENDS), ("value", VALUE_BACKENDS)):
-        acting = [scheme.name for scheme in schemes if scheme.acts_at(seam)]
-        if acting and backend not in able:
-            raise ValueError(
-                f"attn_implementation={backend!r} cannot add the {seam} term of position scheme {acting[0]!r} and "
-                f"would drop it; use one of {list(able)}"
+    for seam, backends in (("score", SCORE_BACKENDS), ("value", VALUE_BACKENDS)):
+        names = [scheme.name for scheme in schemes if scheme.acts_at(seam)]
+        if names and backend not in backends:
+            raise PosEncError(
+                f"attn_implementation={backend!r} cannot add the {seam} term of position scheme {names[0]!r} and would "
+                f"drop it; use one of {list(backends)}"
             )
 
 
-def _with_real_config(module: PosEncAttention, config: Any) -> Any:
-    """The module for functions that look its config's backend up: flash attention does."""
+def _kernel_dtype(value: torch.Tensor) -> torch.dtype:
+    """The dtype for kernels. Autocast narrows what a rotation in float32, or a cache of such keys, has widened."""
+    device = value.device.type
+    if value.dtype == torch.float64 or device == "meta" or not torch.is_autocast_enabled(device):
+        return value.dtype
+    return torch.get_autocast_dtype(device)
+
+
+def _with_stock_config(module: AttentionModule) -> Any:
+    """A stand-in for functions that read the backend from the module's config, as flash attention does."""
     return types.SimpleNamespace(
-        config=config,
+        config=module.stock_config,
         training=module.training,
         is_causal=module.is_causal,
         layer_idx=module.layer_idx,
@@ -273,3 +284,15 @@ def _with_real_config(module: PosEncAttention, config: Any) -> Any:
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, posenc_attention_forward)
+
+
+def schemes_at(seam: str, module: Any, positions: Positions) -> Sequence[ActiveScheme]:
+    return getattr(module.layer_schemes(positions), seam.replace("stock rotation", "stock_rotation"))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PosEncAttention":
+        from ..patches.attention_modules import PosEncAttention
+
+        return PosEncAttention
+    raise AttributeError(name)

@@ -11,7 +11,6 @@ import enum
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from transformers import PreTrainedConfig
 from transformers.utils.generic import is_flash_attention_requested
 
 from ..errors import PosEncError
@@ -114,7 +113,7 @@ def document_mask(
     positions_BQ: torch.Tensor,
     attention_mask: torch.Tensor | None,
     padding_BQ: torch.Tensor | None,
-    config: PreTrainedConfig,
+    backend: str,
     causal: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor | None:
@@ -122,7 +121,6 @@ def document_mask(
 
     `padding_BQ` is the 2D attention mask as booleans (False at padding), if there was one.
     """
-    backend = config._attn_implementation
     if order is PositionOrder.CONTIGUOUS:
         return attention_mask
     if order is PositionOrder.GAPS:  # without a padding mask, transformers takes a gap for a new document

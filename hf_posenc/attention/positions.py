@@ -1,17 +1,25 @@
-"""From the inputs of a forward to `Positions`: padding, packing, caches and explicit position_ids.
+"""From the inputs of a forward pass to `Positions`: padding, packing, caches and explicit position_ids.
 
-Without position_ids, a token's position is its slot less the padding in front of it. With them, they are honoured:
-a position that falls, or is zero again, begins a new document; one that rises by more than one is a gap.
+Without position_ids, a token's position is its slot minus the padding before it. Explicit position_ids are honoured: a
+position that decreases, or is zero again, starts a new document; one that increases by more than one is a gap.
+
+Shape legend: B batch, Q queries, K keys, E hidden size.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache
 
-from ..schemes.inputs import Positions, is_tracing
+from ..errors import PosEncError
+from ..schemes import Positions, Scheme, is_tracing
+from ..schemes.inputs import LayerSeams
 from .cache import (
     cache_record,
     cached_length,
@@ -21,162 +29,240 @@ from .cache import (
     self_attention_cache,
     total_key_length,
 )
+from .context import running_mean_embeds
 from .masks import PositionOrder, classify_positions, document_mask, visible_keys
-
-
-@dataclasses.dataclass
-class ResolvedPositions:
-    """The positions of a forward, and the attention mask that goes with them."""
-
-    positions: Positions
-    attention_mask: Any
-    order: PositionOrder
-    seen: int | torch.Tensor
-    """How many slots of the cache were filled before this forward."""
-    visible_BK: torch.Tensor | None
-    """Which keys are tokens, not padding; None: all of them."""
-    visible_BQK: torch.Tensor | None
-    """Which keys each query sees, where a mask was given that says so."""
-    all_BK: torch.Tensor | None = None
-    """The positions of all tokens so far, where they are known."""
-    inputs_embeds_BQE: torch.Tensor | None = None
-    """The word embeddings, where a later call must know of them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PositionNeeds:
-    """What the schemes of a model ask of positions, beyond those of the queries."""
+    """What the schemes of a model read, beyond the positions of the queries."""
 
     distances: bool
     key_positions: bool
+    context: bool
+    length: bool
+
+    @classmethod
+    def of(cls, schemes: Sequence[Scheme]) -> PositionNeeds:
+        in_attention = [scheme for scheme in schemes if scheme.acts_at("score") or scheme.acts_at("value")]
+        return cls(
+            distances=any(scheme.needs_distances for scheme in in_attention),
+            key_positions=any(scheme.needs_key_positions for scheme in schemes),
+            context=any(scheme.needs_context for scheme in schemes if scheme.acts_at("embed")),
+            length=any(scheme.depends_on_length for scheme in schemes),
+        )
+
+
+@dataclasses.dataclass
+class TokenLayout:
+    """How the tokens of a forward pass lie in their rows and in the cache."""
+
+    queries_BQ: torch.Tensor
+    """Positions of the new tokens."""
+    order: PositionOrder
+    uniform: bool
+    """Whether distances are the same slot by slot for every query."""
+    cache: Cache | None
+    num_cached: int | torch.Tensor
+    """Slots of the cache that were filled before this forward pass."""
+    visible_BK: torch.Tensor | None
+    """Which keys are tokens, not padding; None means all."""
+    visible_BQK: torch.Tensor | None
+    """Which keys each query sees, if the mask says so."""
+    all_positions_BK: torch.Tensor | None
+    """Positions of all tokens so far, if they are known."""
+
+    @property
+    def is_first_call(self) -> bool:
+        return isinstance(self.num_cached, int) and self.num_cached == 0
+
+
+@dataclasses.dataclass
+class ResolvedPositions:
+    """The positions of a forward pass, the attention mask that goes with them, and what the cache must remember."""
+
+    positions: Positions
+    attention_mask: Any
+    layout: TokenLayout
+    context_embeds_BQE: torch.Tensor | None
+    """The token embeddings, if later calls need them."""
 
 
 def resolve_positions(
-    inputs: dict[str, Any], dtype: torch.dtype, config: Any, causal: bool, needs: PositionNeeds
+    inputs: dict[str, Any],
+    *,
+    dtype: torch.dtype,
+    backend: str,
+    causal: bool,
+    needs: PositionNeeds,
+    schemes: Sequence[Scheme],
+    active: tuple[LayerSeams, ...],
+    table: nn.Module | None,
 ) -> ResolvedPositions:
-    """Find where the tokens of one forward stand, and shut documents that share a row off from each other."""
+    """Work out where the tokens of one forward pass stand, and mask documents that share a row from each other.
+
+    Args:
+        inputs: The inputs of the model's forward; not changed.
+        dtype: The dtype of the token embeddings.
+        backend: The attention backend that the model is set to.
+        causal: Whether the model is causal.
+        needs: What the schemes read.
+        schemes: The schemes of the model.
+        active: For each layer and seam, the indices of the schemes that act there.
+        table: The architecture's own position table, if a scheme adds it.
+
+    Returns:
+        Complete positions and the mask to use.
+
+    Raises:
+        PosEncError: If the cache, mask and position_ids do not determine the positions that the schemes need.
+    """
     tokens = token_like(inputs)
     num_queries = tokens.shape[-1]
-    rows = tokens.numel() // max(num_queries, 1)
-    mask, given = inputs.get("attention_mask"), inputs.get("position_ids")
-    padding = mask.reshape(rows, -1).bool() if isinstance(mask, torch.Tensor) and mask.dim() < 4 else None
-    pairs = _seen_by_each(mask) if padding is None else None
-    visible_BK = pairs.any(1) if pairs is not None else padding
-    cache = self_attention_cache(inputs.get("past_key_values"))
-    seen = cached_length(cache)
-    first_call = isinstance(seen, int) and seen == 0
-    slots_BQ = torch.arange(num_queries, device=tokens.device)[None] + seen
-
-    ahead = 0 if padding is None or given is not None else _leading_padding(padding)
-    if given is None:
-        queries_BQ = slots_BQ if padding is None else (slots_BQ - ahead).clamp(min=0)
-        order, by_slot = PositionOrder.CONTIGUOUS, True
-    else:
-        queries_BQ = given.reshape(-1, num_queries)
-        real_BQ = _at_slots(visible_BK, seen, num_queries)
-        order, by_slot = classify_positions(queries_BQ, slots_BQ, real_BQ)
-        by_slot = by_slot and (first_call or _shows_all(visible_BK, seen, num_queries))
-    check_cache_order(cache, seen, order, needs.distances)
-    everything = concat_cached_positions(cache, queries_BQ.expand(rows, -1), seen) if needs.distances else None
-    if given is not None and everything is not None and not first_call:
-        check_continues(everything, visible_BK, seen)
-
-    key_length, keys_BK = total_key_length(cache, seen, num_queries), None
-    by_slot = by_slot or not needs.distances
-    if given is None and needs.key_positions:
-        keys_BK = (torch.arange(key_length, device=tokens.device)[None] - ahead).clamp(min=0)
-    elif needs.key_positions or not by_slot:
-        keys_BK = _key_positions(queries_BQ, visible_BK, seen, first_call, key_length)
-    if by_slot:
-        distances = torch.arange(num_queries + key_length - 1, device=tokens.device) - (num_queries - 1) - seen
+    num_rows = tokens.numel() // max(num_queries, 1)
+    mask, position_ids = inputs.get("attention_mask"), inputs.get("position_ids")
+    padding_BK = mask.reshape(num_rows, -1).bool() if isinstance(mask, torch.Tensor) and mask.dim() < 4 else None
+    layout = _layout(inputs, tokens, padding_BK, needs)
+    key_length = total_key_length(layout.cache, layout.num_cached, num_queries)
+    keys_BK = _needed_key_positions(layout, position_ids is None, padding_BK, key_length, needs)
+    if layout.uniform:
+        last = num_queries - 1
+        distances = torch.arange(num_queries + key_length - 1, device=tokens.device) - last - layout.num_cached
     else:
         assert keys_BK is not None
-        distances = keys_BK[:, None, :] - queries_BQ[:, :, None]
-    if given is not None and first_call and (mask is None or padding is not None):
-        mask = document_mask(order, queries_BQ.expand(rows, -1), mask, padding, config, causal, dtype)
-        if isinstance(mask, torch.Tensor) and mask.dim() == 4:  # a static cache hands out slots that are still empty
-            nothing = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-            mask = torch.nn.functional.pad(mask, (0, key_length - num_queries), value=nothing)
+        distances = keys_BK[:, None, :] - layout.queries_BQ[:, :, None]
+    if position_ids is not None and layout.is_first_call and (mask is None or padding_BK is not None):
+        queries_BQ = layout.queries_BQ.expand(num_rows, -1)
+        mask = document_mask(layout.order, queries_BQ, mask, padding_BK, backend, causal, dtype)
+        if isinstance(mask, torch.Tensor) and mask.dim() == 4:  # a static cache returns slots that are still empty
+            hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+            mask = pad(mask, (0, key_length - num_queries), value=hidden)
+    context_BQE = None
+    if needs.context:
+        if mask is not None and not isinstance(mask, torch.Tensor):
+            raise PosEncError('query="context" has to read the attention mask: pass a tensor, not a BlockMask')
+        context_BQE = running_mean_embeds(inputs["inputs_embeds"], layout, len(active), causal)
+    contiguous = layout.order is PositionOrder.CONTIGUOUS and layout.is_first_call
+    bounded = position_ids is None and isinstance(layout.num_cached, int)
     positions = Positions(
-        queries_BQ=queries_BQ,
-        distances=distances,
-        uniform=by_slot,
+        layout.queries_BQ,
+        distances,
+        uniform=layout.uniform,
         key_length=key_length,
-        length_bound=seen + num_queries if given is None and isinstance(seen, int) else None,
-        cached=not first_call,
-        cache_filled_at=cache_record(cache).prefill_length,
-        packed=order in (PositionOrder.PACKED, PositionOrder.UNKNOWN),
+        length_bound=int(layout.num_cached) + num_queries if bounded else None,
+        cached=not layout.is_first_call,
+        cache_filled_at=cache_record(layout.cache).prefill_length,
+        packed=layout.order in (PositionOrder.PACKED, PositionOrder.UNKNOWN),
+        causal=causal,
         dtype=torch.float64 if dtype == torch.float64 else torch.float32,
         keys_BK=keys_BK,
+        spans=_row_spans(padding_BK, num_queries) if contiguous and needs.distances else None,
+        table=table,
+        context_BQE=context_BQE,
+        schemes=schemes,
+        active=active,
     )
-    positions.causal = causal
-    if padding is not None and order is PositionOrder.CONTIGUOUS and first_call and needs.distances:
-        positions.spans = _spans(padding[:, :num_queries])
-    return ResolvedPositions(positions, mask, order, seen, visible_BK, pairs, everything)
+    return ResolvedPositions(positions, mask, layout, inputs["inputs_embeds"] if needs.context else None)
 
 
 def token_like(inputs: dict[str, Any]) -> torch.Tensor:
-    """Something with the shape of the token ids, also where embeddings were passed instead."""
-    return inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"][..., 0]
+    """A tensor with the shape of the token ids, whether ids or embeddings were passed."""
+    input_ids = inputs.get("input_ids")
+    return input_ids if input_ids is not None else inputs["inputs_embeds"][..., 0]
 
 
-def _spans(padding: torch.Tensor) -> tuple[tuple[int, int], ...] | None:
-    """Where the tokens of each row begin and end; None if there are holes between them. Read on a CPU only."""
-    if is_tracing() or padding.device.type != "cpu":
+def _layout(
+    inputs: dict[str, Any], tokens: torch.Tensor, padding_BK: torch.Tensor | None, needs: PositionNeeds
+) -> TokenLayout:
+    num_queries, mask, position_ids = tokens.shape[-1], inputs.get("attention_mask"), inputs.get("position_ids")
+    num_rows = tokens.numel() // max(num_queries, 1)
+    visible_BQK = None
+    if padding_BK is None and isinstance(mask, torch.Tensor):  # generate() prepares 4D masks for static caches
+        visible_BQK = visible_keys(mask).any(1)
+    visible_BK = padding_BK if visible_BQK is None else visible_BQK.any(1)
+    cache = self_attention_cache(inputs.get("past_key_values"))
+    num_cached = cached_length(cache)
+    is_first_call = isinstance(num_cached, int) and num_cached == 0
+    slots_BQ = torch.arange(num_queries, device=tokens.device)[None] + num_cached
+    order, uniform = PositionOrder.CONTIGUOUS, True
+    if position_ids is None:
+        queries_BQ = slots_BQ if padding_BK is None else (slots_BQ - _leading_padding(padding_BK)).clamp(min=0)
+    else:
+        queries_BQ = position_ids.reshape(-1, num_queries)
+        order, uniform = classify_positions(queries_BQ, slots_BQ, _new_tokens(visible_BK, num_cached, num_queries))
+        uniform = uniform and (is_first_call or _all_visible(visible_BK, num_cached, num_queries))
+    check_cache_order(cache, num_cached, order, needs.distances)
+    all_positions_BK = None
+    if needs.distances:
+        all_positions_BK = concat_cached_positions(cache, queries_BQ.expand(num_rows, -1), num_cached)
+    if position_ids is not None and all_positions_BK is not None and not is_first_call:
+        check_continues(all_positions_BK, visible_BK, num_cached)
+    uniform = uniform or not needs.distances
+    return TokenLayout(queries_BQ, order, uniform, cache, num_cached, visible_BK, visible_BQK, all_positions_BK)
+
+
+def _needed_key_positions(
+    layout: TokenLayout, by_slot: bool, padding_BK: torch.Tensor | None, key_length: int, needs: PositionNeeds
+) -> torch.Tensor | None:
+    """(B, K), or None if neither a scheme nor the distances need the positions of the keys."""
+    if by_slot and needs.key_positions:
+        slots_BK = torch.arange(key_length, device=layout.queries_BQ.device)[None]
+        return (slots_BK if padding_BK is None else slots_BK - _leading_padding(padding_BK)).clamp(min=0)
+    if needs.key_positions or not layout.uniform:
+        return _key_positions(layout, key_length)
+    return None
+
+
+def _row_spans(padding_BK: torch.Tensor | None, num_queries: int) -> tuple[tuple[int, int], ...] | None:
+    """Where the tokens of each row start and end; None if there are holes between them. Read on the CPU only."""
+    if padding_BK is None or is_tracing() or padding_BK.device.type != "cpu":
         return None
-    counts = padding.sum(-1).tolist()
-    starts = [start if count else 0 for start, count in zip(padding.int().argmax(-1).tolist(), counts, strict=True)]
+    padding_BK = padding_BK[:, :num_queries]
+    counts = padding_BK.sum(-1).tolist()
+    starts = [start if count else 0 for start, count in zip(padding_BK.int().argmax(-1).tolist(), counts, strict=True)]
     spans = tuple((start, start + count) for start, count in zip(starts, counts, strict=True))
-    return spans if all(row[start:stop].all() for row, (start, stop) in zip(padding, spans, strict=True)) else None
+    return spans if all(row[start:stop].all() for row, (start, stop) in zip(padding_BK, spans, strict=True)) else None
 
 
-def _shows_all(visible_BK: torch.Tensor | None, seen: int | torch.Tensor, num_queries: int) -> bool:
-    """Whether no key is hidden: those of a cache are then where their slots are, counted back from the queries."""
+def _all_visible(visible_BK: torch.Tensor | None, num_cached: int | torch.Tensor, num_queries: int) -> bool:
+    """Whether no key is hidden, so that cached keys are where their slots are."""
     if visible_BK is None:
         return True
-    return isinstance(seen, int) and not is_tracing() and bool(visible_BK[:, : seen + num_queries].all())
+    return isinstance(num_cached, int) and not is_tracing() and bool(visible_BK[:, : num_cached + num_queries].all())
 
 
-def _leading_padding(padding: torch.Tensor) -> torch.Tensor:
-    return (padding.cumsum(-1) == 0).sum(-1, keepdim=True)
+def _leading_padding(padding_BK: torch.Tensor) -> torch.Tensor:
+    return (padding_BK.cumsum(-1) == 0).sum(-1, keepdim=True)
 
 
-def _seen_by_each(mask: Any) -> torch.Tensor | None:
-    """(B, Q, K): the keys that a 4D mask shows to each query. generate() prepares such masks for static caches."""
-    if not isinstance(mask, torch.Tensor):
+def _new_tokens(
+    values_BK: torch.Tensor | None, num_cached: int | torch.Tensor, num_queries: int
+) -> torch.Tensor | None:
+    """(B, Q): the columns of the new tokens."""
+    if values_BK is None:
         return None
-    return visible_keys(mask).any(1)
-
-
-def _at_slots(visible_BK: torch.Tensor | None, seen: int | torch.Tensor, num_queries: int) -> torch.Tensor | None:
-    """(B, Q): which of the new tokens are visible, that is not padding."""
-    if visible_BK is None:
-        return None
-    if isinstance(seen, int) and visible_BK.shape[-1] < seen + num_queries:
-        raise ValueError(
-            f"attention_mask covers {visible_BK.shape[-1]} tokens, but {seen} cached and {num_queries} new ones are to "
-            "be attended to: pass the mask of all of them"
+    if not isinstance(num_cached, int):
+        return values_BK.index_select(1, torch.arange(num_queries, device=values_BK.device) + num_cached)
+    if values_BK.shape[-1] < num_cached + num_queries:
+        raise PosEncError(
+            f"attention_mask covers {values_BK.shape[-1]} tokens, but there are {num_cached} cached and {num_queries} "
+            "new ones: pass the mask of all of them"
         )
-    if isinstance(seen, int):
-        return visible_BK[:, seen : seen + num_queries]
-    slots = torch.arange(num_queries, device=visible_BK.device) + seen
-    return visible_BK.index_select(1, slots)
+    return values_BK[:, num_cached : num_cached + num_queries]
 
 
-def _key_positions(
-    queries: torch.Tensor, visible_BK: torch.Tensor | None, seen: Any, first_call: bool, key_length: int
-) -> torch.Tensor:
-    """(B, K). On a first call keys are the queries; later, a key's place is its count among the visible ones."""
-    pad = torch.nn.functional.pad
-    if first_call:
-        return pad(queries, (0, key_length - queries.shape[-1]))
+def _key_positions(layout: TokenLayout, key_length: int) -> torch.Tensor:
+    """(B, K). On a first call the keys are the queries; later, a key's position is its count among visible keys."""
+    queries_BQ, visible_BK, num_queries = layout.queries_BQ, layout.visible_BK, layout.queries_BQ.shape[-1]
+    if layout.is_first_call:
+        return pad(queries_BQ, (0, key_length - num_queries))
     if visible_BK is None:
-        visible_BK = torch.ones(1, key_length, dtype=torch.bool, device=queries.device)
+        visible_BK = torch.ones(1, key_length, dtype=torch.bool, device=queries_BQ.device)
     visible_BK = pad(visible_BK[:, :key_length], (0, max(key_length - visible_BK.shape[-1], 0)))
-    counts = visible_BK.cumsum(-1)
-    real = _at_slots(visible_BK, seen, queries.shape[-1])
-    assert real is not None
-    places = _at_slots(counts, seen, queries.shape[-1])
-    assert places is not None
-    real, shifts = torch.broadcast_tensors(real, queries - places)
-    return counts + shifts.gather(1, real.int().argmax(-1, keepdim=True))
+    counts_BK = visible_BK.cumsum(-1)
+    is_token_BQ = _new_tokens(visible_BK, layout.num_cached, num_queries)
+    counts_BQ = _new_tokens(counts_BK, layout.num_cached, num_queries)
+    assert is_token_BQ is not None
+    assert counts_BQ is not None
+    is_token_BQ, shifts_BQ = torch.broadcast_tensors(is_token_BQ, queries_BQ - counts_BQ)
+    return counts_BK + shifts_BQ.gather(1, is_token_BQ.int().argmax(-1, keepdim=True))

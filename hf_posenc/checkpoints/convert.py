@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from ..models import register
-from ..patches.attach import SchemePlan, init_scheme_weights, plan_schemes, with_scheme
+from ..patches import SchemePlan, init_scheme_weights, plan_schemes, register_variants, with_scheme
 from .atomic import atomic_directory, resolve_output_dir
 from .drift import Drift, measure_checkpoint_drift
 from .layout import RotaryChange, feature_order
@@ -78,10 +77,10 @@ def convert_checkpoint(
     found = Source.open(source, **hub)
     place = resolve_output_dir(out, found.directory, force)
     config = with_scheme(copy.deepcopy(found.config), position_scheme)
-    config.remember_base_model(source)
-    register(type(found.config))
+    config.record_base_model(source)
+    register_variants(type(found.config))
     planned = plan_schemes(found.architecture, config)
-    found.refuse_other_weights(planned.uses_stock_table)
+    found.refuse_other_weights(planned.state.uses_stock_table)
     config.architectures = [f"PosEnc{name}" for name in found.config.architectures or []] or None
     dropped, row_orders = _dropped(found, planned), _row_orders(found, planned, rotary_weights)
     added = _new_tensors(found, planned, seed)
@@ -113,7 +112,7 @@ def _prefix(source: Source) -> str:
 
 def _dropped(source: Source, planned: SchemePlan) -> list[str]:
     table = source.architecture.table
-    if table is None or planned.uses_stock_table:
+    if table is None or planned.state.uses_stock_table:
         return []
     return [name for name in source.names if name == f"{_prefix(source)}{table}.weight"]
 
@@ -159,7 +158,7 @@ def _new_tensors(source: Source, planned: SchemePlan, seed: int) -> dict[str, to
     modules: dict[str, nn.Module] = {}
     for number, scheme in enumerate(planned.schemes):
         modules[f"{prefix}position_scheme.{number}"] = scheme
-    for layer, parts in planned.parts.items():
+    for layer, parts in planned.layer_modules.items():
         path = f"{prefix}{architecture.layers}.{layer}.{architecture.self_attention}.position_scheme"
         modules.update({f"{path}.{place}": part for place, part in parts.items()})
     tensors: dict[str, torch.Tensor] = {}

@@ -141,7 +141,7 @@ def _look_at_weights(found: Inspection, directory: Path) -> None:
             f"{directory} holds a {truncate_repr(model_type)} model; hf_posenc knows {sorted(ARCHITECTURES)} and variants"
         )
     if isinstance(config, VariantConfig):
-        config.position_specs()
+        config.position_specs  # noqa: B018
         found.position_scheme = config.position_scheme
         found.base_model = None if config.base_model is None else truncate_repr(config.base_model).strip("'\"")
         found.kind = "variant" if found.kind == "stock" else found.kind

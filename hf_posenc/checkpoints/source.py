@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from ..config import BASE_MODEL, VariantConfig
+from ..config import BASE_MODEL_KEY, VariantConfig
 from ..model_types import VARIANT_PREFIX
 from ..patches.architecture import Architecture
 from ..patches.live_models import ARCHITECTURES
@@ -108,7 +108,9 @@ def _config(directory: Path, source: str | Path) -> Any:
     if model_type.startswith(VARIANT_PREFIX):
         scheme = truncate_repr(values.get("position_scheme"), json.dumps)
         made_from = (
-            truncate_repr(values[BASE_MODEL]) if BASE_MODEL in values else "the checkpoint that it was made from"
+            truncate_repr(values[BASE_MODEL_KEY])
+            if BASE_MODEL_KEY in values
+            else "the checkpoint that it was made from"
         )
         raise ValueError(
             f"{source} is a variant already, with the position scheme {scheme}. "

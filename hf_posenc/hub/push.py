@@ -12,7 +12,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 from ..checkpoints.config_file import read_config, read_fields, read_json
 from ..checkpoints.file_names import COMPANION_FILES
 from ..checkpoints.shards import Shard, read_shards
-from ..config import SHIM, VariantConfig, write_shim
+from ..config import REMOTE_CODE_MODULE, VariantConfig, write_remote_code_module
 from ..model_types import VARIANT_PREFIX
 from .card import card_of
 from .readme import README, Readme
@@ -106,7 +106,7 @@ def push_directory(
         base = base_model or config.base_model or (str(named[-1]) if named else None)
         subject = subject_in(directory, remote.repo, config, base, revision)
         write_readme(directory, card_of(subject).with_metadata_of(*known))
-    write_shim(type(config), directory)
+    write_remote_code_module(type(config), directory)
     files = _files_of(directory, shards)
     if kind == "theirs":
         files.pop(README, None)
@@ -140,7 +140,7 @@ def _variant_in(directory: Path) -> tuple[Any, tuple[Shard, ...]]:
         raise ValueError(f"{directory} holds a training run that is not finished: ask for it again to go on with it")
     config = read_config(directory)
     assert isinstance(config, VariantConfig)
-    config.position_specs()
+    config.position_specs  # noqa: B018
     return config, read_shards(directory)
 
 
@@ -182,7 +182,7 @@ def _refuse_place(remote: Remote, private: bool | None, force: bool) -> None:
 
 def _files_of(directory: Path, shards: tuple[Shard, ...]) -> dict[str, Path]:
     """By their names in the repo, the files that belong to the variant and that are there."""
-    names = [CONFIG_NAME, README, f"{SHIM}.py", *(shard.path.name for shard in shards)]
+    names = [CONFIG_NAME, README, f"{REMOTE_CODE_MODULE}.py", *(shard.path.name for shard in shards)]
     if SAFE_WEIGHTS_NAME not in names:
         names.append(SAFE_WEIGHTS_INDEX_NAME)
     found = [path for pattern in COMPANION_FILES for path in directory.glob(pattern) if path.suffix not in NEVER]

@@ -14,12 +14,17 @@ import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import repeat_kv
 
+from ..errors import PosEncError
+
 if TYPE_CHECKING:
     from .base import Scheme
 
+LayerSeams = dict[str, tuple[int, ...]]
+"""For each seam of one layer, the indices of the schemes that act there."""
+
 
 def is_tracing() -> bool:
-    """Whether this forward is being recorded, so that no tensor can be read and nothing decided by its values."""
+    """Whether this forward pass is being compiled or exported, so no tensor value may be read."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
@@ -29,18 +34,14 @@ def repeat_key_heads(states_BGKD: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 class Positions:
-    """Where the tokens of one forward stand. Built once a forward, handed to every layer.
+    """The positions of one forward pass, and what each scheme prepared for them. Built once and passed to every layer.
 
-    `distances` is key position minus query position. When every query sees its keys at the same distances by slot
-    (`uniform`), it is one vector, L long: key slot j from query slot i is at `distances[j - i + Q - 1]`. Otherwise
-    (gaps, packed rows) it is of shape (B, Q, K).
+    `distances` is key position minus query position. If every query sees its keys at the same distances slot by slot
+    (`uniform`), it is one vector of length L: key slot j is at `distances[j - i + Q - 1]` from query slot i. Otherwise
+    (gaps, packed rows) it has shape (B, Q, K).
 
-    A plain class, not a dataclass: FSDP's mixed precision looks into dataclasses and would narrow what is in here.
+    Not a dataclass: FSDP's mixed precision looks into dataclasses and would cast the tensors in here.
     """
-
-    schemes: Sequence[Scheme] = ()
-    active: tuple[dict[str, tuple[int, ...]], ...] = ()
-    """For each layer and seam, the places of the schemes that act there."""
 
     def __init__(
         self,
@@ -53,54 +54,60 @@ class Positions:
         cached: bool,
         cache_filled_at: int | None,
         packed: bool,
+        causal: bool,
         dtype: torch.dtype,
         keys_BK: torch.Tensor | None = None,
+        spans: tuple[tuple[int, int], ...] | None = None,
+        table: nn.Module | None = None,
+        context_BQE: torch.Tensor | None = None,
+        schemes: Sequence[Scheme] = (),
+        active: tuple[LayerSeams, ...] = (),
     ) -> None:
         self.queries_BQ = queries_BQ
         self.distances = distances
         self.uniform = uniform
         self.key_length = key_length
         self.length_bound = length_bound
-        """No position is above this less one; None where explicit position_ids leave it open."""
+        """No position reaches this; None if explicit position_ids leave it unknown."""
         self.cached = cached
         """Whether keys of earlier calls take part."""
         self.cache_filled_at = cache_filled_at
-        """The length at which the first of those calls was made, where a scheme asks for it."""
+        """The length of the first of those calls, if a scheme depends on it."""
         self.packed = packed
-        """Whether rows hold, or may hold, several documents."""
+        """Whether rows contain, or may contain, several documents."""
+        self.causal = causal
+        """Whether queries see no later key unless a mask says otherwise."""
         self.dtype = dtype
-        """What biases are computed in: float32, or float64 in a float64 model. Never narrower."""
+        """The dtype for biases: float32, or float64 in a float64 model. Never narrower."""
         self.keys_BK = keys_BK
-        """The positions of all keys, where a scheme asks for them (`needs_key_positions`)."""
-        self.table: nn.Module | None = None
-        """The architecture's own position table, where it is left to a scheme to read it and put it in."""
-        self.spans: tuple[tuple[int, int], ...] | None = None
-        """For each row the slots from its first token to behind its last, where the mask is padding at the ends only
-        and that could be read; None otherwise."""
-        self.causal = False
-        """Whether queries see no key ahead, where no mask says otherwise."""
-        self.context_BQE: torch.Tensor | None = None
-        """The mean of the words that a query may know of, where a scheme asks for it (`needs_context`)."""
+        """The positions of all keys, if a scheme sets `needs_key_positions`."""
+        self.spans = spans
+        """Start and end of each row's tokens, if the mask is padding at the ends of rows only."""
+        self.table = table
+        """The architecture's own position table, if a scheme adds it instead of the architecture."""
+        self.context_BQE = context_BQE
+        """The mean embedding of the tokens that a query may see, if a scheme sets `needs_context`."""
+        self.schemes = schemes
+        self.active = active
+        """The active schemes of each layer and seam."""
         self.prepared: list[Any] = []
-        """What each scheme's `prepare` returned, by its place in `position_scheme`."""
+        """The result of each scheme's `prepare`."""
+        self.prepared = [scheme("prepare", self) for scheme in schemes]
 
     def length(self) -> int | None:
-        """One more than the highest position. While traced, when no tensor can be read: the bound."""
-        if is_tracing():
-            return self.length_bound
-        return int(self.queries_BQ.max()) + 1
+        """One more than the highest position; while tracing, the bound."""
+        return self.length_bound if is_tracing() else int(self.queries_BQ.max()) + 1
 
     def distances_BQK(self) -> torch.Tensor:
-        """All distances, written out where they are uniform: (1, Q, K) then."""
+        """All distances; (1, Q, K) if they are uniform."""
         if not self.uniform:
             return self.distances
-        num_queries = self.queries_BQ.shape[-1]
-        device = self.distances.device
+        num_queries, device = self.queries_BQ.shape[-1], self.distances.device
         keys, queries = torch.arange(self.key_length, device=device), torch.arange(num_queries, device=device)
         return self.distances[keys - queries[:, None] + num_queries - 1][None]
 
-    def to(self, device: Any, non_blocking: bool = False) -> Positions:
-        """The same on another device: what hooks of models that span several devices call."""
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Positions:
+        """A copy on another device. Hooks of models that span several devices call this."""
 
         def move(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -116,7 +123,7 @@ class Positions:
 
 
 class Content:
-    """What one layer's attention is about to multiply, for score terms that depend on it."""
+    """The queries and keys of one layer's attention, for score terms that depend on them."""
 
     def __init__(
         self,
@@ -128,52 +135,56 @@ class Content:
         project: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
         self.query_BHQD = query_BHQD
-        """Before any rotation, so that a term of the query and the distance stays one beside a rotation."""
+        """Before any rotation, so that a term of query and distance stays one when combined with a rotation."""
         self.rotated_query_BHQD = rotated_query_BHQD
-        """As it meets the keys."""
-        self.scaling = scaling
-        """What the architecture multiplies the product of query and key by."""
-        self.visible = visible
-        """Gives the keys that each query may see, True at them: (B or 1, 1, Q, K)."""
-        self.project = project
-        """Sends states, (R, E), through the layer's own query and key projections: two of (H, R, D)."""
+        """As it is multiplied with the keys."""
         self.key_BGKD = key_BGKD
-        """As the cache has them, after any rotation: one for each group of heads that share a key."""
+        """As cached, after any rotation; one per group of heads that share a key."""
+        self.scaling = scaling
+        """The architecture's scaling of query times key."""
+        self.visible = visible
+        """Returns the mask of keys that each query may see: (B or 1, 1, Q, K), True where visible."""
+        self.project = project
+        """Projects hidden states (R, E) with the layer's own query and key projections, to two of (H, R, D)."""
         self._key_BHKD: torch.Tensor | None = None
 
     def of_heads(self, heads: slice) -> Content:
-        """The same for some of the heads: whole groups that share a key, one or several."""
-        shared = self.query_BHQD.shape[1] // self.key_BGKD.shape[1]
-        groups = slice(heads.start // shared, heads.stop // shared)
-        return Content(
-            self.query_BHQD[:, heads],
-            self.rotated_query_BHQD[:, heads],
-            self.key_BGKD[:, groups],
-            self.scaling,
-            self.visible,
-            self.project,
-        )
+        """The same for a range of heads, which must be whole key groups."""
+        group_size = self.query_BHQD.shape[1] // self.key_BGKD.shape[1]
+        groups = slice(heads.start // group_size, heads.stop // group_size)
+        query_BHQD, rotated_BHQD = self.query_BHQD[:, heads], self.rotated_query_BHQD[:, heads]
+        return Content(query_BHQD, rotated_BHQD, self.key_BGKD[:, groups], self.scaling, self.visible, self.project)
 
     @property
     def key_BHKD(self) -> torch.Tensor:
-        """The keys once for each head."""
+        """The keys, repeated for every head of their group."""
         if self._key_BHKD is None:
             self._key_BHKD = repeat_key_heads(self.key_BGKD, self.query_BHQD.shape[1])
         return self._key_BHKD
 
 
 def check_table_length(name: str, positions: Positions, max_positions: int, way_out: str = "") -> None:
-    """Raise ValueError if a position has no row; `way_out` is one beside the usual, `{length}` in it is filled in."""
+    """Refuse positions that a table of `max_positions` rows does not have.
+
+    Args:
+        name: The scheme, for the message.
+        positions: The positions of this forward pass.
+        max_positions: Rows of the table.
+        way_out: Another way out to mention; `{length}` in it is filled in.
+
+    Raises:
+        PosEncError: If a position is negative or past the table.
+    """
     if positions.length_bound is not None and positions.length_bound <= max_positions:
-        return  # the common case, known without reading a tensor
+        return  # the common case, decided without reading a tensor
     length = positions.length()
     if not is_tracing() and int(positions.queries_BQ.min()) < 0:
-        raise ValueError(f"position_ids must not be negative: the {name} table begins at position 0")
+        raise PosEncError(f"position_ids must not be negative: the {name} table starts at position 0")
     if length is not None and length > max_positions:
-        ways = "cut the input, or convert to a scheme that extends (rope, alibi, t5, sinusoidal, none)"
+        ways_out = "truncate the input, or use a scheme that extends (rope, alibi, t5, sinusoidal, none)"
         if way_out:
-            ways = f"{ways}, or {way_out.format(length=length)}"
-        raise ValueError(
-            f"the input reaches position {length - 1} (length {length}), but the {name} "
-            f"table serves {max_positions} positions: {ways}"
+            ways_out = f"{ways_out}, or {way_out.format(length=length)}"
+        raise PosEncError(
+            f"The input reaches position {length - 1} (length {length}), but the {name} table serves "
+            f"{max_positions} positions: {ways_out}"
         )

@@ -19,8 +19,8 @@ INPUTS: dict[str, dict[str, Any]] = {
     "no padding": {},
     "training with dropout": {},
     "padding at the ends of rows": {"attention_mask": PADDED},
-    "another mask": {"attention_mask": HOLED},
-    "documents or gaps in position_ids": {"position_ids": GAPS},
+    "any other mask": {"attention_mask": HOLED},
+    "packed rows or gaps in position_ids": {"position_ids": GAPS},
     "training": {},
 }
 
@@ -34,25 +34,25 @@ def test_explain_says_what_is_done(case: Case, architecture: str, monkeypatch: p
     model, taken = tiny.model(architecture, case.scheme, **{DROPOUT[architecture]: 0.1}), []
     explanation = hf_posenc.explain(model)
     assert len(explanation.layers) == tiny.LAYERS
-    real = attention.compute
+    real = attention.run_path
 
     def watched(call: Any, path: AttentionPath) -> Any:
         taken.append((call.module.layer_idx, path))
         return real(call, path)
 
-    monkeypatch.setattr(attention, "compute", watched)
-    for occasion, inputs in INPUTS.items():
+    monkeypatch.setattr(attention, "run_path", watched)
+    for situation, inputs in INPUTS.items():
         taken.clear()
-        model.train(occasion == "training with dropout")
-        with torch.set_grad_enabled("training" in occasion):
+        model.train(situation == "training with dropout")
+        with torch.set_grad_enabled("training" in situation):
             model(tiny.tokens(2, 12), use_cache=False, **inputs)
         expected = [
             (layer.layer, choice.path)
             for layer in explanation.layers
             for choice in layer.choices
-            if (choice.backend, choice.occasion) == ("sdpa", occasion) and choice.path is not AttentionPath.STOCK
+            if (choice.backend, choice.situation) == ("sdpa", situation) and choice.path is not AttentionPath.STOCK
         ]
-        assert taken == expected, occasion
+        assert taken == expected, situation
 
 
 def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     hf_posenc.explain(tiny.model("gpt2", scheme))
     printed = capsys.readouterr().out
     assert printed.startswith("input: learned\nlayers 0 to 1: alibi: score\n  sdpa")
-    assert "layer 2: nothing acts\n  sdpa               always: the stock function, untouched" in printed
+    assert "layer 2: no scheme\n  sdpa               always: the stock function, untouched" in printed
     assert "flash_attention_2  always: refused" in printed
     hf_posenc.explain(tiny.model("gpt2"))
     assert capsys.readouterr().out == "a stock model: hf_posenc does nothing in it\n"
@@ -73,7 +73,7 @@ def test_refusals_are_those_of_the_engine() -> None:
         model = tiny.model("gpt2", scheme, attn_pdrop=0.1)
         for choice in hf_posenc.explain(model).layers[0].choices:
             if choice.backend == "flex_attention":
-                assert (choice.path is AttentionPath.REFUSED) == (choice.occasion == "training with dropout")
+                assert (choice.path is AttentionPath.REFUSED) == (choice.situation == "training with dropout")
         model.set_attn_implementation("flex_attention")
         with pytest.raises(ValueError, match="has no dropout"):
             model.train()(tiny.tokens())

@@ -1,0 +1,48 @@
+"""Registration of the variants with transformers' Auto classes: every head that an architecture has there."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import Any
+
+from transformers.configuration_utils import PreTrainedConfig
+
+from hf_posenc.config import auto_class_names, variant_config_class
+
+from .compat import auto_mappings, register_in_mapping, registered_auto_classes
+from .live_models import ARCHITECTURES
+from .variants import install_save_guard, install_variants, variant_class
+
+_lock = threading.RLock()
+
+
+def register_variants(stock_config: type[PreTrainedConfig]) -> None:
+    """Register the variants of an architecture with the Auto classes. Idempotent."""
+    architecture, config_class = ARCHITECTURES[stock_config.model_type], variant_config_class(stock_config)
+    with _lock:
+        if config_class in auto_class_names:
+            return
+        install_variants(architecture)
+        install_save_guard()
+        for mapping in auto_mappings(architecture.model_type):
+            stock_classes = mapping[stock_config]
+            stock_classes = stock_classes if isinstance(stock_classes, tuple) else (stock_classes,)
+            register_in_mapping(mapping, config_class, tuple(variant_class(architecture, cls) for cls in stock_classes))
+        names = {"AutoConfig": config_class.__name__, **registered_auto_classes(config_class)}
+        auto_class_names[config_class] = names
+
+
+def variant_by_name(name: str) -> Any:
+    """The variant's config or model class by its name, such as `PosEncGPT2LMHeadModel`; None if there is none."""
+    stock_name = name.removeprefix("PosEnc")
+    for architecture in ARCHITECTURES.values() if stock_name != name else ():
+        stock_config = architecture.family.config_class
+        if stock_name == stock_config.__name__:
+            register_variants(stock_config)
+            return variant_config_class(stock_config)
+        stock_class = getattr(importlib.import_module(architecture.family.__module__), stock_name, None)
+        if isinstance(stock_class, type) and issubclass(stock_class, architecture.family):
+            register_variants(stock_config)
+            return variant_class(architecture, stock_class)
+    return None

@@ -1,0 +1,182 @@
+"""Every private name of transformers that the package touches, each behind a public one.
+
+A release of transformers that renames something is followed up here and nowhere else. Imports are local because import
+hooks use this module while transformers itself is still being imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers.configuration_utils import PreTrainedConfig
+    from transformers.modeling_utils import PreTrainedModel
+
+LoadHook = Callable[[Any, Any], Any]
+
+
+class AttentionConfig:
+    """A view of a model's config that differs only in the attention function it names."""
+
+    _attn_implementation = "hf_posenc"
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        object.__setattr__(self, "stock_config", config)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "stock_config" or name.startswith("__"):  # asked for while it is copied, before it has a config
+            raise AttributeError(name)
+        return getattr(self.stock_config, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.stock_config, name, value)
+
+
+class ModelHooks:
+    """The private methods of `PreTrainedModel` that variants override, as calls of public ones."""
+
+    _supports_flex_attn = True
+    _keys_to_ignore_on_load_missing: Any
+    _keys_to_ignore_on_load_unexpected: Any
+
+    def init_scheme_weights(self, module: nn.Module) -> bool:
+        """Initialize a scheme's parameters; False if the module is not part of a scheme."""
+        raise AssertionError("overridden")
+
+    def check_attn_implementation(self, attn_implementation: str | None) -> None:
+        """Refuse a backend that the schemes cannot run on."""
+        raise AssertionError("overridden")
+
+    def upload_saved_files(self, directory: Path, *args: Any, **kwargs: Any) -> Any:
+        """Upload the files that `push_to_hub` saved."""
+        raise AssertionError("overridden")
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if not self.init_scheme_weights(module):
+            super()._init_weights(module)  # type: ignore[misc]
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
+        self.check_attn_implementation(attn_implementation)
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)  # type: ignore[misc]
+
+    def _upload_modified_files(
+        self, working_dir: Any, repo_id: str, files_timestamps: dict[str, float], *args: Any, **kwargs: Any
+    ) -> Any:
+        """The end of `push_to_hub`: with a model card of ours, and without stale shards of an earlier push."""
+        directory = Path(working_dir)
+        is_model = (directory / "config.json").is_file() and any(directory.glob("*.safetensors"))
+        upload = self.upload_saved_files if is_model else super()._upload_modified_files  # type: ignore[misc]
+        return upload(directory, repo_id, files_timestamps, *args, **kwargs)
+
+    def ignore_on_load(self, missing: set[str], unexpected: set[str]) -> None:
+        """Do not report these keys when a checkpoint is loaded. The container depends on the release."""
+        for name, patterns in (("missing", missing), ("unexpected", unexpected)):
+            attribute = f"_keys_to_ignore_on_load_{name}"
+            ignored = getattr(self, attribute)
+            setattr(self, attribute, ignored | patterns if isinstance(ignored, set) else [*(ignored or []), *patterns])
+
+    def ignored_on_load(self) -> tuple[list[str], list[str]]:
+        """Patterns of keys that may be missing from a checkpoint, and of unexpected ones that are ignored."""
+        return list(self._keys_to_ignore_on_load_missing or ()), list(self._keys_to_ignore_on_load_unexpected or ())
+
+
+def attn_implementation(config: PreTrainedConfig) -> str:
+    """The attention backend that a config is set to."""
+    return config._attn_implementation
+
+
+def set_attn_implementation(config: PreTrainedConfig, backend: str) -> None:
+    """Set a config's attention backend without checking that it is installed."""
+    config._attn_implementation = backend
+
+
+def checkpoint_name(config: PreTrainedConfig) -> str:
+    """The directory or Hub id that a config was loaded from."""
+    return config._name_or_path or ""
+
+
+def set_checkpoint_name(model: PreTrainedModel, name: str) -> None:
+    """Set what a model says it was loaded from; PEFT records it as the base of an adapter."""
+    model.name_or_path = model.config._name_or_path = name
+
+
+def was_loaded(model: PreTrainedModel) -> bool:
+    """Whether `from_pretrained` filled the model, rather than only its config having been read."""
+    return "_weight_conversions" in vars(model)
+
+
+def swap_class(module: Any, new_class: type) -> None:
+    """Change the class of a live module, and let transformers record outputs under the new class.
+
+    A new module instead would break references that users hold: optimizers, hooks, tied weights.
+    """
+    from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
+
+    module.__class__ = new_class
+    if hasattr(new_class, "_can_record_outputs"):
+        # Keyed by the class's name in all releases; newer ones have a dict subclass with another key function.
+        dict.__setitem__(_CAN_RECORD_REGISTRY, str(new_class), new_class._can_record_outputs)
+
+
+def wrap_weight_loading(adjust: LoadHook, marker: str) -> None:
+    """Pass the load config of every `from_pretrained` through `adjust(model, load_config)`. Idempotent by `marker`."""
+    from transformers.modeling_utils import PreTrainedModel
+
+    stock = PreTrainedModel._load_pretrained_model
+    if hasattr(stock, marker):
+        return
+
+    @functools.wraps(stock)
+    def load(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any) -> Any:
+        return stock(model, state_dict, checkpoint_files, adjust(model, load_config), *args, **kwargs)
+
+    setattr(load, marker, True)
+    PreTrainedModel._load_pretrained_model = staticmethod(load)
+
+
+def extra_configs(module: types.ModuleType) -> dict[str, Any]:
+    """The registered configs of AutoConfig; `module` is transformers' configuration_auto."""
+    return module.CONFIG_MAPPING._extra_content
+
+
+def set_extra_configs(module: types.ModuleType, configs: dict[str, Any]) -> None:
+    module.CONFIG_MAPPING._extra_content = configs
+
+
+def auto_mappings(model_type: str) -> Iterator[Any]:
+    """The mappings from config class to model class, one per kind of head, that have a model type."""
+    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.auto_factory import _LazyAutoMapping
+
+    for value in vars(modeling_auto).values():
+        if isinstance(value, _LazyAutoMapping) and model_type in value._model_mapping:
+            yield value
+
+
+def register_in_mapping(mapping: Any, config_class: type[PreTrainedConfig], classes: tuple[type, ...]) -> None:
+    """Register model classes for a config class, also by name.
+
+    Trainer's label smoothing and pipelines look class names up in the table of names behind the mapping.
+    """
+    names = tuple(cls.__name__ for cls in classes)
+    mapping.register(config_class, classes if len(classes) > 1 else classes[0], exist_ok=True)
+    mapping._model_mapping[config_class.model_type] = names if len(names) > 1 else names[0]
+
+
+def registered_auto_classes(config_class: type[PreTrainedConfig]) -> dict[str, str]:
+    """The name of the model class that each Auto class gives for a registered config class."""
+    from transformers.models.auto import modeling_auto
+
+    names = {}
+    for auto_class in vars(modeling_auto).values():
+        mapping = getattr(auto_class, "_model_mapping", None) if isinstance(auto_class, type) else None
+        model_class = getattr(mapping, "_extra_content", {}).get(config_class)
+        if model_class is not None:
+            first = model_class[0] if isinstance(model_class, tuple) else model_class
+            names[auto_class.__name__] = first.__name__
+    return names
