@@ -1,37 +1,35 @@
-"""Low-rank adapters through PEFT, on a variant whose positions are trained as well: saved, loaded again, merged.
+"""Train LoRA adapters on a variant together with its position parameters; save, reload and merge them.
 
-python examples/peft_lora.py --model openai-community/gpt2 --scheme t5 --data text.txt --output-dir out
+    python examples/peft_lora.py --model openai-community/gpt2 --scheme t5 --data text.txt --output-dir out
 
-PEFT saves what it has added, and the modules that it was told to save. Those of a scheme are named by their place in
-`position_scheme`, so that the adapter's file holds the low-rank matrices and a whole copy of the positions' parameters;
-nothing else of the model. It goes with the variant that it was made on, which is why that is saved first.
+`modules_to_save` makes PEFT train the scheme's parameters in full and save them with the adapter. An adapter belongs to
+the variant it was trained on, so the variant is saved first.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, set_seed
 
-import hf_posenc  # noqa: F401  gives the Auto classes `position_scheme`
+import hf_posenc  # noqa: F401  adds `position_scheme` to the Auto classes
 
 
-def rows_of(path: Path, tokenizer: Any, length: int) -> torch.Tensor:
-    """The text as token ids, (rows, length). What is left over is dropped."""
+def load_rows(path: Path, tokenizer: PreTrainedTokenizerBase, length: int) -> torch.Tensor:
+    """Tokenize a text file and cut it into rows, (rows, length). An incomplete last row is dropped."""
     ids = tokenizer(path.read_text(encoding="utf-8"), return_tensors="pt", verbose=False).input_ids[0]
     return ids[: len(ids) // length * length].view(-1, length)
 
 
-def train(model: Any, rows: torch.Tensor, given: argparse.Namespace) -> None:
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=given.learning_rate, weight_decay=0.0)
+def train(model: PeftModel, rows: torch.Tensor, args: argparse.Namespace) -> None:
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=args.learning_rate, weight_decay=0.0)
     model.train()
-    for step in range(1, given.steps + 1):
-        ids = rows[torch.randint(len(rows), (given.batch_size,))].to(model.device)
+    for step in range(1, args.steps + 1):
+        ids = rows[torch.randint(len(rows), (args.batch_size,))].to(model.device)
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
@@ -39,46 +37,45 @@ def train(model: Any, rows: torch.Tensor, given: argparse.Namespace) -> None:
         print(f"step {step} loss {loss.item():.6f}")
 
 
-def main(given: argparse.Namespace) -> None:
-    set_seed(given.seed)
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
-    rows = rows_of(given.data, tokenizer, given.length)
-    variant, adapter, merged = (given.output_dir / name for name in ("variant", "adapter", "merged"))
-    # Saved and loaded first: an adapter notes the name of its base, which a variant has once it is saved.
-    AutoModelForCausalLM.from_pretrained(given.model, position_scheme=given.scheme).save_pretrained(variant)
-    base = AutoModelForCausalLM.from_pretrained(variant)
+def main(args: argparse.Namespace) -> None:
+    set_seed(args.seed)
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    rows = load_rows(args.data, tokenizer, args.length)
+    variant_dir, adapter_dir, merged_dir = (args.output_dir / name for name in ("variant", "adapter", "merged"))
+    # Save and reload the variant, so that the adapter records its directory as the base model.
+    AutoModelForCausalLM.from_pretrained(args.model, position_scheme=args.scheme).save_pretrained(variant_dir)
 
-    settings = LoraConfig(
+    config = LoraConfig(
         task_type="CAUSAL_LM",
-        r=given.rank,
-        lora_alpha=2 * given.rank,
+        r=args.rank,
+        lora_alpha=2 * args.rank,
         target_modules="all-linear",
         exclude_modules=r".*position_scheme.*",
         modules_to_save=["position_scheme.0"],
     )
-    model = get_peft_model(base, settings)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(variant_dir), config)
     model.print_trainable_parameters()
-    train(model, rows, given)
-    model.save_pretrained(adapter)
+    train(model, rows, args)
+    model.save_pretrained(adapter_dir)
 
-    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(variant), str(adapter))
+    reloaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(variant_dir), str(adapter_dir))
     with torch.no_grad():
-        expected, found = (one.eval()(rows[:1]).logits for one in (model.cpu(), again))
-    print(f"loaded again: logits differ by {(expected - found).abs().max().item():.1e} at most")
-    again.merge_and_unload().save_pretrained(merged)
-    tokenizer.save_pretrained(merged)
-    print(f"merged, a variant without adapters: {merged}")
+        difference = model.cpu().eval()(rows[:1]).logits - reloaded.eval()(rows[:1]).logits
+    print(f"reloaded the adapter: largest difference of logits {difference.abs().max().item():.1e}")
+    reloaded.merge_and_unload().save_pretrained(merged_dir)
+    tokenizer.save_pretrained(merged_dir)
+    print(f"saved the merged variant to {merged_dir}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a stock causal checkpoint: a directory or a Hub id")
-    parser.add_argument("--scheme", required=True, help="the name of a position scheme that has parameters")
-    parser.add_argument("--data", required=True, type=Path, help="a text file")
+    parser.add_argument("--model", required=True, help="stock causal checkpoint: a directory or a Hub id")
+    parser.add_argument("--scheme", required=True, help="name of a position scheme with parameters")
+    parser.add_argument("--data", required=True, type=Path, help="text file")
     parser.add_argument("--output-dir", required=True, type=Path)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--length", type=int, default=512, help="tokens of a row")
+    parser.add_argument("--length", type=int, default=512, help="tokens per row")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)

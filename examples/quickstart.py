@@ -1,4 +1,4 @@
-"""The whole way, offline: make a tiny GPT-2, change its positions three ways, save, load and generate."""
+"""A tour without downloads: build a tiny GPT-2, give it three other position schemes, save, reload and generate."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from transformers.utils import logging
 
 import hf_posenc
 
-TRAINED_LENGTH, LONGER = 64, 400
+CONTEXT, LONGER = 64, 400
 
 
 def main(directory: Path) -> None:
     set_seed(0)
     config = GPT2Config(
-        vocab_size=256, n_embd=64, n_layer=3, n_head=4, n_positions=TRAINED_LENGTH, bos_token_id=None, eos_token_id=None
+        vocab_size=256, n_embd=64, n_layer=3, n_head=4, n_positions=CONTEXT, bos_token_id=None, eos_token_id=None
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(directory / "stock")
     stock = AutoModelForCausalLM.from_pretrained(directory / "stock")
     text = torch.randint(256, (1, LONGER))
-    print(f"A GPT-2 with {stock.num_parameters():,} parameters and a table of {TRAINED_LENGTH} positions.")
+    print(f"A GPT-2 with {stock.num_parameters():,} parameters and {CONTEXT} learned positions.")
     try:
         stock(text)
     except IndexError:
-        print(f"  stock    given {LONGER} tokens: IndexError, the table ends at {TRAINED_LENGTH}")
+        print(f"  stock    {LONGER} tokens: IndexError, its position table has {CONTEXT} rows")
 
     for scheme in ("rope", "alibi", "t5"):
         model = AutoModelForCausalLM.from_pretrained(directory / "stock", position_scheme=scheme)
         model.save_pretrained(directory / scheme)
-        loaded = AutoModelForCausalLM.from_pretrained(directory / scheme)
+        reloaded = AutoModelForCausalLM.from_pretrained(directory / scheme)
         with torch.no_grad():
-            logits = loaded(text).logits
-            kept = torch.equal(logits, model(text).logits)
-        written = loaded.generate(text[:, :TRAINED_LENGTH], max_new_tokens=40, do_sample=False)
+            logits = reloaded(text).logits
+            identical = torch.equal(logits, model(text).logits)
+        generated = reloaded.generate(text[:, :CONTEXT], max_new_tokens=40, do_sample=False)
         print(
-            f"  {scheme:<8} given {LONGER} tokens: {tuple(logits.shape)} logits; saved and loaded "
-            f"{'to the bit' if kept else 'WITH A DIFFERENCE'}; generated up to position {written.shape[1]}"
+            f"  {scheme:<8} {LONGER} tokens: logits {tuple(logits.shape)}, "
+            f"{'identical' if identical else 'DIFFERENT'} after saving and reloading; "
+            f"generated up to position {generated.shape[1]}"
         )
 
-    before = stock(text[:, :TRAINED_LENGTH]).logits
-    hf_posenc.retrofit(stock, "alibi")
-    hf_posenc.restore(stock)
-    same = torch.equal(stock(text[:, :TRAINED_LENGTH]).logits, before)
-    print(f"  retrofit and restore of the live model: logits {'as before' if same else 'CHANGED'}")
-    print(
-        f"The models lie in {directory}/: load one with AutoModelForCausalLM.from_pretrained after `import hf_posenc`."
-    )
+    with torch.no_grad():
+        before = stock(text[:, :CONTEXT]).logits
+        hf_posenc.retrofit(stock, "alibi")
+        hf_posenc.restore(stock)
+        unchanged = torch.equal(stock(text[:, :CONTEXT]).logits, before)
+    print(f"  retrofit and restore of the live model: logits {'unchanged' if unchanged else 'CHANGED'}")
+    print(f"Saved to {directory}/. After `import hf_posenc`, AutoModelForCausalLM.from_pretrained loads any of them.")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", type=Path, default=Path("demo"), help="where the models are written")
-    arguments = parser.parse_args()
+    parser.add_argument("--directory", type=Path, default=Path("demo"), help="where the models are saved")
+    args = parser.parse_args()
     logging.disable_progress_bar()
-    main(arguments.directory)
+    main(args.directory)

@@ -1,1 +1,1 @@
-"""How much training a converted checkpoint needs to be as good as it was: `make bench-recovery`."""
+"""How much training a converted checkpoint needs to recover its quality: `make bench-recovery`."""

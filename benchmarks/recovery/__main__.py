@@ -1,8 +1,7 @@
-"""Run the trials that are missing, two at a time, and write the page.
+"""Run the missing trials in parallel and write RECOVERY.md; rerun the same command to resume.
 
-Every learning rate with one seed on some schemes, then the best rate with three seeds on all of them. What says most
-comes first, plain fine-tuning and the recommended recipe before the other methods: cut short, it has a page to show,
-and goes on where it was.
+Some schemes try every learning rate with one seed; then all schemes run with the best rate and three seeds. The most
+informative trials run first, so an interrupted benchmark still has a page to show.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from . import report, worker
-from .results import best_rate
-from .subjects import SUBJECTS, Absent, Subject
-from .trial import METHODS, SHORTER, Outcome, Trial
+from . import report
+from .results import best_learning_rate
+from .tasks import TASKS, CheckpointMissing, Task
+from .trial import METHODS, SHORTER, Outcome, Trial, run_trial, start_worker
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "results.json", HERE.parent / "RECOVERY.md"
@@ -30,99 +29,95 @@ SEEDS = (0, 1, 2)
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description=__doc__)
-    parser.add_argument("--subject", action="append", choices=sorted(SUBJECTS), help="only these checkpoints")
-    parser.add_argument("--scheme", action="append", help="only these schemes")
-    parser.add_argument("--method", action="append", choices=sorted(METHODS), help="only these methods")
+    parser.add_argument("--task", action="append", choices=sorted(TASKS), help="run only these checkpoints")
+    parser.add_argument("--scheme", action="append", help="run only these schemes")
+    parser.add_argument("--method", action="append", choices=sorted(METHODS), help="run only these methods")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--sweep-only", action="store_true", help="one seed, every learning rate")
-    parser.add_argument("--page-only", action="store_true", help="run nothing; write the page from the results")
+    parser.add_argument("--sweep-only", action="store_true", help="stop after the sweep of learning rates")
+    parser.add_argument("--report", action="store_true", help="run nothing; write RECOVERY.md from the results")
     options = parser.parse_args()
-    outcomes = read()
-    if not options.page_only:
-        subjects = list(_present(options.subject or list(SUBJECTS)))
-        first = [method for method in report.FIRST if method in (options.method or METHODS)]
-        rest = [method for method in options.method or METHODS if method not in first]
-        phases = [(sweep, first, 1), (repeated, first, 1), (sweep, rest, 1)]
+    outcomes = read_outcomes()
+    if not options.report:
+        tasks = list(_available(options.task or list(TASKS)))
+        main_methods = [method for method in report.MAIN_METHODS if method in (options.method or METHODS)]
+        others = [method for method in options.method or METHODS if method not in main_methods]
+        phases = [(sweep, main_methods, 1), (repeat, main_methods, 1), (sweep, others, 1)]
         if not options.sweep_only:
-            phases += [(repeated, first, len(SEEDS)), (repeated_where_swept, rest, len(SEEDS))]
-            phases += [(repeated, rest, 1), (repeated, rest, len(SEEDS))]
-        for (trials, methods, seeds), subject in itertools.product(phases, subjects):
-            found = trials(subject, methods, outcomes, seeds)
-            _run_all([trial for trial in found if _asked(trial, options.scheme)], outcomes, options.workers)
+            phases += [(repeat, main_methods, len(SEEDS)), (repeat_swept, others, len(SEEDS))]
+            phases += [(repeat, others, 1), (repeat, others, len(SEEDS))]
+        for (make_trials, methods, seeds), task in itertools.product(phases, tasks):
+            trials = make_trials(task, methods, outcomes, seeds)
+            selected = [trial for trial in trials if not options.scheme or str(trial.scheme) in options.scheme]
+            _run_missing(selected, outcomes, options.workers)
             report.write(outcomes, PAGE, HERE)
     report.write(outcomes, PAGE, HERE)
 
 
-def _present(names: list[str]) -> Iterator[Subject]:
+def _available(names: list[str]) -> Iterator[Task]:
     for name in names:
         try:
-            SUBJECTS[name].load()
-        except Absent as reason:
-            print(f"{name} is left out: {reason}")
+            TASKS[name].load()
+        except CheckpointMissing as error:
+            print(f"skipping {name}: {error}")
         else:
-            yield SUBJECTS[name]
+            yield TASKS[name]
 
 
-def _asked(trial: Trial, schemes: list[str] | None) -> bool:
-    return not schemes or str(trial.scheme) in schemes
+def _methods(task: Task, methods: list[str]) -> list[str]:
+    return [method for method in methods if task.methods is None or method in task.methods]
 
 
-def _tried(subject: Subject, methods: list[str]) -> list[str]:
-    return [method for method in methods if subject.methods is None or method in subject.methods]
+def sweep(task: Task, methods: list[str], outcomes: list[Outcome], seeds: int) -> Iterator[Trial]:
+    """Every learning rate on the swept schemes."""
+    for method, scheme in itertools.product(_methods(task, methods), task.swept_schemes):
+        for learning_rate in task.learning_rates:
+            yield Trial(task.name, scheme, method, learning_rate, SEEDS[0])
 
 
-def sweep(subject: Subject, methods: list[str], outcomes: list[Outcome], seeds: int) -> Iterator[Trial]:
-    """Every rate, on some schemes."""
-    for method, scheme in itertools.product(_tried(subject, methods), subject.swept):
-        for rate in subject.rates:
-            yield Trial(subject.name, scheme, method, rate, SEEDS[0])
+def repeat(task: Task, methods: list[str], outcomes: list[Outcome], seeds: int) -> Iterator[Trial]:
+    """The best learning rate with several seeds."""
+    for method, scheme in itertools.product(_methods(task, methods), task.schemes):
+        learning_rate = best_learning_rate(task, outcomes, scheme, method)
+        for seed in SEEDS[: 1 if method in SHORTER else min(seeds, task.seeds)]:
+            yield Trial(task.name, scheme, method, learning_rate, seed)
 
 
-def repeated(subject: Subject, methods: list[str], outcomes: list[Outcome], seeds: int) -> Iterator[Trial]:
-    """The best rate, with so many seeds."""
-    for method, scheme in itertools.product(_tried(subject, methods), subject.schemes):
-        rate = best_rate(subject, outcomes, scheme, method)
-        for seed in SEEDS[: 1 if method in SHORTER else min(seeds, subject.seeds)]:
-            yield Trial(subject.name, scheme, method, rate, seed)
+def repeat_swept(task: Task, methods: list[str], outcomes: list[Outcome], seeds: int) -> Iterator[Trial]:
+    return (trial for trial in repeat(task, methods, outcomes, seeds) if trial.scheme in task.swept_schemes)
 
 
-def repeated_where_swept(subject: Subject, methods: list[str], outcomes: list[Outcome], seeds: int) -> Iterator[Trial]:
-    return (trial for trial in repeated(subject, methods, outcomes, seeds) if trial.scheme in subject.swept)
-
-
-def _run_all(trials: list[Trial], outcomes: list[Outcome], workers: int) -> None:
-    """What is there already is not run again; each that is done is written at once."""
-    known = {_key(outcome.trial) for outcome in outcomes}
-    missing = [trial for trial in trials if _key(trial) not in known]
-    for name in {trial.subject for trial in missing}:
-        SUBJECTS[name].rows(), SUBJECTS[name].measure()  # what they keep is made once, before all
+def _run_missing(trials: list[Trial], outcomes: list[Outcome], workers: int) -> None:
+    """Run the trials that have no outcome yet, and save each as soon as it is done."""
+    finished = {_key(outcome.trial) for outcome in outcomes}
+    missing = [trial for trial in trials if _key(trial) not in finished]
+    for name in {trial.task for trial in missing}:
+        TASKS[name].rows(), TASKS[name].measure()  # fill the cache before the workers start
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=worker.start) as pool:
-        running = [pool.submit(worker.run_one, trial) for trial in missing]
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker) as pool:
+        running = [pool.submit(run_trial, trial) for trial in missing]
         for done in tqdm(as_completed(running), total=len(running), unit="run"):
             outcomes.append(done.result())
-            write(outcomes)
+            write_outcomes(outcomes)
 
 
 def _key(trial: Trial) -> str:
     return json.dumps(dataclasses.asdict(trial), sort_keys=True)
 
 
-def read() -> list[Outcome]:
+def read_outcomes() -> list[Outcome]:
     if not RESULTS.is_file():
         return []
     return [
-        Outcome(Trial(**found["trial"]), [tuple(point) for point in found["curve"]])
-        for found in json.loads(RESULTS.read_text(encoding="utf-8"))
+        Outcome(Trial(**entry["trial"]), [tuple(point) for point in entry["curve"]])
+        for entry in json.loads(RESULTS.read_text(encoding="utf-8"))
     ]
 
 
-def write(outcomes: list[Outcome]) -> None:
-    listed = sorted((dataclasses.asdict(outcome) for outcome in outcomes), key=lambda found: json.dumps(found["trial"]))
-    lines = [json.dumps(found) for found in listed]
-    beside = RESULTS.with_suffix(".new")
-    beside.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
-    beside.replace(RESULTS)
+def write_outcomes(outcomes: list[Outcome]) -> None:
+    entries = sorted(map(dataclasses.asdict, outcomes), key=lambda entry: json.dumps(entry["trial"]))
+    temporary = RESULTS.with_suffix(".new")
+    temporary.write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n", encoding="utf-8")
+    temporary.replace(RESULTS)
 
 
 if __name__ == "__main__":

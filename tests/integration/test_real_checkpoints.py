@@ -1,4 +1,4 @@
-"""The same promises on weights that were trained by others. Skipped where those checkpoints are not at hand."""
+"""Published checkpoints keep their behavior. Skipped where they are not available."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_posenc
-from benchmarks.recovery.subjects import Absent, directory_of
+from benchmarks.recovery.tasks import CheckpointMissing, data_path
 
 
 def checkpoint(name: str) -> Path:
     try:
-        return directory_of("checkpoints", name)
-    except Absent as reason:
+        return data_path("checkpoints", name)
+    except CheckpointMissing as reason:
         pytest.skip(str(reason))
 
 
@@ -34,44 +34,39 @@ def perplexity(model: Any, ids: torch.Tensor) -> float:
         return model(ids, labels=ids).loss.exp().item()
 
 
-def test_rope_is_the_story_model_itself_and_others_are_not(story: tuple[Any, torch.Tensor]) -> None:
+def test_rope_equals_the_stock_llama_and_other_schemes_do_not(story: tuple[Any, torch.Tensor]) -> None:
     directory, ids = story
     stock = AutoModelForCausalLM.from_pretrained(directory)
-    own = AutoModelForCausalLM.from_pretrained(directory, position_scheme="rope")
+    variant = AutoModelForCausalLM.from_pretrained(directory, position_scheme="rope")
     with torch.no_grad():
-        assert torch.equal(own(ids).logits, stock(ids).logits)
+        assert torch.equal(variant(ids).logits, stock(ids).logits)
     settings = {"max_new_tokens": 40, "do_sample": False}
-    assert torch.equal(own.generate(ids[:, :12], **settings), stock.generate(ids[:, :12], **settings))
-    known = perplexity(stock, ids)
-    for scheme in ("alibi", "none", "sinusoidal"):  # what the weights were not trained with costs them dearly
+    assert torch.equal(variant.generate(ids[:, :12], **settings), stock.generate(ids[:, :12], **settings))
+    expected = perplexity(stock, ids)
+    for scheme in ("alibi", "none", "sinusoidal"):  # the weights were not trained with these
         changed = AutoModelForCausalLM.from_pretrained(directory, position_scheme=scheme)
-        assert perplexity(changed, ids) > 2 * known
+        assert perplexity(changed, ids) > 2 * expected
     hf_posenc.retrofit(stock, "alibi")
-    assert perplexity(hf_posenc.restore(stock), ids) == known
+    assert perplexity(hf_posenc.restore(stock), ids) == expected
 
 
-def test_interleaved_weights_are_not_halves(story: tuple[Any, torch.Tensor]) -> None:
+def test_the_rope_layout_matters(story: tuple[Any, torch.Tensor]) -> None:
     directory, ids = story
     model = AutoModelForCausalLM.from_pretrained(directory, position_scheme={"type": "rope", "layout": "interleaved"})
     assert perplexity(model, ids) > 2 * perplexity(AutoModelForCausalLM.from_pretrained(directory), ids)
 
 
-def test_learned_is_the_sorting_model_itself() -> None:
+def test_learned_equals_the_stock_gpt2() -> None:
     directory = checkpoint("gpt-nano-sort")
     stock = AutoModelForCausalLM.from_pretrained(directory)
-    own = AutoModelForCausalLM.from_pretrained(directory, position_scheme="learned")
+    variant = AutoModelForCausalLM.from_pretrained(directory, position_scheme="learned")
     ids = torch.tensor([[2, 0, 1, 1, 0, 2]])
     settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
-        assert torch.equal(own(ids).logits, stock(ids).logits)
-    assert torch.equal(own.generate(ids, **settings), stock.generate(ids, **settings))
+        assert torch.equal(variant(ids).logits, stock(ids).logits)
+    assert torch.equal(variant.generate(ids, **settings), stock.generate(ids, **settings))
     rows = stock.config.n_positions
-    with pytest.raises(ValueError, match=f"serves {rows} positions"):
-        own(torch.zeros(1, rows + 1, dtype=torch.long))
-    assert (
-        AutoModelForCausalLM.from_pretrained(directory, position_scheme="t5")(
-            torch.zeros(1, 5 * rows, dtype=torch.long)
-        )
-        .logits.isfinite()
-        .all()
-    )
+    with pytest.raises(ValueError, match=str(rows)):
+        variant(torch.zeros(1, rows + 1, dtype=torch.long))
+    unlimited = AutoModelForCausalLM.from_pretrained(directory, position_scheme="t5")
+    assert unlimited(torch.zeros(1, 5 * rows, dtype=torch.long)).logits.isfinite().all()
