@@ -1,5 +1,5 @@
-"""The whole journey on one machine, offline: `python -m examples.demo`, or `make demo`.
+"""An end-to-end demo on one machine, offline: `python -m examples.demo`, or `make demo`.
 
-A small GPT-2 is trained on what every Python has lying around, gets three other position encodings, is brought back to
-quality, measured far past the length that it was made for, and shown in a page.
+Trains a small GPT-2 on the source code of Python's standard library, converts it to three other position schemes,
+fine-tunes each, evaluates all of them far past the trained length, and writes an HTML report.
 """

@@ -1,4 +1,4 @@
-"""Text that is there wherever Python is: the sources of its standard library, and bytes as its tokens."""
+"""Text that every Python installation has: the source code of the standard library, tokenized into bytes."""
 
 from __future__ import annotations
 
@@ -10,51 +10,54 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-END = "<|endoftext|>"
-WATCHED = 4
-"""The text to look at while a model recovers is so many times shorter than the one to measure on in the end."""
-HELD_BACK = 8
-"""Modules that the text to measure on is made of, an equal part of each: one alone may be unlike all others."""
+END_OF_TEXT = "<|endoftext|>"
+VALIDATION_FRACTION = 4
+"""The validation text is this many times shorter than the test text."""
+HELD_OUT_MODULES = 8
+"""Modules in the validation and test texts, in equal parts, since a single module may be untypical."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Texts:
-    """Files of text, of modules that are in one of them only."""
+class TextFiles:
+    """Text files without a module in common."""
 
     train: Path
-    watched: Path
-    """Not learnt from: to see how far a model has come."""
+    validation: Path
     test: Path
-    """Not seen before the end."""
 
 
-def write_texts(directory: Path, size: int, test_size: int) -> Texts:
-    """Modules in an order by chance, the same every time: some for the test, some to watch, and the rest to train."""
-    modules = [text for text in map(_read, _sources()) if text]
+def write_texts(directory: Path, train_size: int, test_size: int) -> TextFiles:
+    """Shuffle the modules of the standard library with a fixed seed and split them."""
+    modules = [text for text in map(_read, _source_files()) if text]
     random.Random(0).shuffle(modules)
     directory.mkdir(parents=True, exist_ok=True)
-    texts = Texts(*(directory / f"{name}.txt" for name in ("train", "watched", "test")))
-    for path, wanted in ((texts.test, test_size), (texts.watched, test_size // WATCHED)):
-        part = wanted // HELD_BACK
-        held = [module for module in modules if len(module) >= part][:HELD_BACK]
-        modules = [module for module in modules if module not in held]
-        _write(path, "".join(module[:part] for module in held))
-    _write(texts.train, "".join(modules)[:size])
-    return texts
+    files = TextFiles(*(directory / f"{name}.txt" for name in ("train", "validation", "test")))
+    for path, size in ((files.test, test_size), (files.validation, test_size // VALIDATION_FRACTION)):
+        excerpt = size // HELD_OUT_MODULES
+        held_out = [module for module in modules if len(module) >= excerpt][:HELD_OUT_MODULES]
+        modules = [module for module in modules if module not in held_out]
+        _write(path, "".join(module[:excerpt] for module in held_out))
+    _write(files.train, "".join(modules)[:train_size])
+    return files
 
 
-def _write(path: Path, text: str) -> None:
-    if not text:
-        raise SystemExit("the sources of this Python's standard library are too few to train on: take another one")
-    path.write_text(text, encoding="utf-8", newline="\n")
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, plus one for the end of a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate([*alphabet, END_OF_TEXT])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    special_tokens = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens)
 
 
-def _sources() -> list[Path]:
+def _source_files() -> list[Path]:
     library = Path(sysconfig.get_paths()["stdlib"])
-    found = sorted(library.glob("*.py"))
-    if not found:
-        raise SystemExit(f"this Python has its standard library without sources, in {library}: take another one")
-    return found
+    files = sorted(library.glob("*.py"))
+    if not files:
+        raise SystemExit(f"No source files of the standard library in {library}; run the demo with another Python.")
+    return files
 
 
 def _read(path: Path) -> str:
@@ -64,11 +67,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each byte, in the alphabet that GPT-2 writes bytes in, and one that ends a text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {letter: number for number, letter in enumerate([*alphabet, END])}
-    backend = Tokenizer(models.BPE(vocab=words, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=END, eos_token=END, pad_token=END)
+def _write(path: Path, text: str) -> None:
+    if not text:
+        raise SystemExit("The standard library of this Python has too little source code; run the demo with another.")
+    path.write_text(text, encoding="utf-8", newline="\n")

@@ -315,9 +315,3 @@ def test_fsdp2_wraps_the_layers_of_variants(architecture: str) -> None:
         layers = {"bert": "bert.encoder.layer", "gpt2": "transformer.h", "llama": "model.layers"}[architecture]
         assert wrapped >= {f"{layers}.{number}" for number in range(tiny.LAYERS)}
         assert "" not in wrapped
-
-
-def test_every_example_is_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for path in [*EXAMPLES.glob("*.py"), *CONFIGS.glob("*.yaml")]:
-        assert f"examples/{path.relative_to(EXAMPLES)}" in readme, path
