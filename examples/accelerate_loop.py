@@ -89,8 +89,8 @@ def main(args: argparse.Namespace) -> None:
     old = [parameter for name, parameter in model.named_parameters() if name not in new]
     groups = [{"params": old}, {"params": list(new.values()), "lr": 20 * args.learning_rate, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    total = args.steps * accelerator.num_processes  # accelerate steps the scheduler once per process
-    scheduler = get_cosine_schedule_with_warmup(optimizer, total // 20, total)
+    processes = accelerator.num_processes  # accelerate steps the scheduler once per process
+    scheduler = get_cosine_schedule_with_warmup(optimizer, args.steps // 20 * processes, args.steps * processes)
     loader = DataLoader(rows, batch_size=args.batch_size, shuffle=True, drop_last=True)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     first_step = 0

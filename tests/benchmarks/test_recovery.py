@@ -16,7 +16,7 @@ from benchmarks.recovery.tasks import Task
 from benchmarks.recovery.trial import METHODS, SHORTER, Outcome, Trial, run_trial
 from tests.support import tiny_models as tiny
 
-LENGTH, STEPS = 12, 24
+LENGTH, STEPS = 12, 40
 FAST_METHODS = ("naive", "recommended")
 BY_METHOD = [pytest.param(name, marks=[] if name in FAST_METHODS else [pytest.mark.slow]) for name in METHODS]
 

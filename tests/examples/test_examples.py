@@ -5,7 +5,9 @@ Fast runs execute each script once, in this process. Interrupted and distributed
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import re
@@ -51,10 +53,12 @@ def arguments(options: Options) -> list[str]:
     return [text for flag, value in pairs for text in ([flag] if value is True else [flag, str(value)])]
 
 
-def run_here(script: str, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a script in this process, which saves the time of importing torch."""
-    monkeypatch.setattr(sys, "argv", [script, *arguments(options)])
-    runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+def run_here(script: str, options: Options) -> str:
+    """Run a script in this process, which saves the time of importing torch, and return what it prints."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(sys, "argv", [script, *arguments(options)])
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+    return printed.getvalue()
 
 
 def run_process(command: list[Any], options: Options) -> str:
@@ -100,9 +104,8 @@ def logits(model: Any) -> torch.Tensor:
         return model.eval()(tiny.tokens(2, LENGTH)).logits
 
 
-def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    run_here("quickstart.py", {"directory": tmp_path}, monkeypatch)
-    printed = capsys.readouterr().out
+def test_quickstart(tmp_path: Path) -> None:
+    printed = run_here("quickstart.py", {"directory": tmp_path})
     assert "IndexError" in printed
     assert printed.count("identical") == 3
     assert "unchanged" in printed
@@ -128,7 +131,7 @@ def loop_options(source: Path, output_dir: Path, batch_size: int = 4) -> Options
 def loop_run(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output directory of accelerate_loop.py, and what it printed."""
     output_dir = tmp_path_factory.mktemp("loop") / "out"
-    return output_dir, run_process([EXAMPLES / "accelerate_loop.py"], loop_options(source, output_dir))
+    return output_dir, run_here("accelerate_loop.py", loop_options(source, output_dir))
 
 
 def test_accelerate_loop(source: Path, loop_run: tuple[Path, str]) -> None:
@@ -194,8 +197,7 @@ def trainer_options(source: Path, output_dir: Path) -> Options:
 @pytest.fixture(scope="module")
 def trainer_run(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output_dir = tmp_path_factory.mktemp("trainer") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        run_here("trainer_script.py", trainer_options(source, output_dir), patch)
+    run_here("trainer_script.py", trainer_options(source, output_dir))
     return output_dir
 
 
@@ -207,23 +209,18 @@ def test_trainer_script(trainer_run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trainer_script_resumes(
-    source: Path, trainer_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainer_script_resumes(source: Path, trainer_run: Path, tmp_path: Path) -> None:
     shutil.copytree(trainer_run / f"checkpoint-{SAVED_STEP}", tmp_path / f"checkpoint-{SAVED_STEP}")
-    run_here("trainer_script.py", trainer_options(source, tmp_path), monkeypatch)
+    run_here("trainer_script.py", trainer_options(source, tmp_path))
     assert logged_losses(tmp_path / f"checkpoint-{STEPS}") == logged_losses(trainer_run / f"checkpoint-{STEPS}")
     assert same_weights(tmp_path, trainer_run)
 
 
-def test_peft_lora(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_peft_lora(source: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
     options = {"model": source / "stock", "scheme": "t5", "data": source / "text.txt", "output_dir": tmp_path}
     options |= {"steps": 16, "rank": 4, "length": LENGTH, "learning_rate": 1e-2}
-    run_here("peft_lora.py", options, monkeypatch)
-    printed = capsys.readouterr().out
+    printed = run_here("peft_lora.py", options)
     assert decreases(printed_losses(printed))
     assert "largest difference of logits 0.0e+00" in printed
     saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
@@ -252,7 +249,7 @@ def test_sft(source: Path, tmp_path: Path) -> None:
         pytest.skip("TRL is not installed: pip install 'hf_posenc[examples]'")
     options = {"model": source / "stock", "scheme": "rope", "data": source / "pairs.jsonl", "output_dir": tmp_path}
     options |= {"steps": 8, "length": 32, "learning_rate": 3e-3}
-    printed = run_process([EXAMPLES / "sft.py"], options)
+    printed = run_here("sft.py", options)
     assert decreases([float(loss) for loss in re.findall(r"'loss': '?([\d.]+)", printed)])
     assert AutoModelForCausalLM.from_pretrained(tmp_path).config.position_scheme == "rope"
 
@@ -274,7 +271,7 @@ def train_with_config(config: str, program: list[Any], source: Path, output_dir:
     }
     run_process([*LAUNCHER, CONFIGS / config, *program, "train"], options)
     assert (output_dir / "checkpoint-6" / "rng_state_1.safetensors").is_file(), "there were two processes"
-    assert AutoModelForCausalLM.from_pretrained(output_dir).config.position_scheme == {"type": "t5"}
+    assert AutoModelForCausalLM.from_pretrained(output_dir).config.position_scheme in ("t5", {"type": "t5"})
     return logged_losses(output_dir / "checkpoint-6")
 
 

@@ -1,4 +1,4 @@
-"""Every scheme equals an independent implementation, forward and gradient, in float64; each check has a control."""
+"""Schemes equal independent implementations, logits and gradients, in float64. Every check has a control."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import hf_posenc
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES
-from tests.support.oracles import LENGTH, compare, equals_stock_with, tolerance
+from tests.support.oracles import LENGTH, assert_equal_models, assert_equals_stock_with_layers, tolerance
 
 by_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
@@ -21,15 +21,15 @@ by_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_alibi_equals_stock_with_bloom_slopes(architecture: str) -> None:
     ids = tiny.tokens(2, LENGTH)
     bias = oracles.bloom_alibi(4, LENGTH)
-    stock, expected = oracles.with_bias(architecture, ids, bias)
-    # BLOOM computes its slopes in float32, ours are exact: 6e-8 apart, which the layers enlarge.
-    compare(architecture, tiny.model(architecture, "alibi"), stock, expected, ids, max(tolerance(architecture), 2e-6))
-    _, perturbed = oracles.with_bias(architecture, ids, bias * 1.01)
+    stock, expected = oracles.stock_with_bias(architecture, ids, bias)
+    # BLOOM computes its slopes in float32 and ours are exact: 6e-8 apart, which the layers amplify.
+    assert_equal_models(tiny.model(architecture, "alibi"), stock, expected, ids, max(tolerance(architecture), 2e-6))
+    _, perturbed = oracles.stock_with_bias(architecture, ids, bias * 1.01)
     assert (perturbed - expected).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 6, 12, 20, 32])
-def test_alibi_slopes_equal_blooms_for_any_number_of_heads(heads: int) -> None:
+def test_alibi_slopes_equal_bloom_slopes_for_any_number_of_heads(heads: int) -> None:
     from hf_posenc.schemes.alibi import alibi_slopes
 
     theirs = -oracles.bloom_alibi(heads, 2)[0, :, 0, 1]
@@ -38,7 +38,7 @@ def test_alibi_slopes_equal_blooms_for_any_number_of_heads(heads: int) -> None:
 
 @by_architecture
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-layer"])
-def test_t5_equals_stock_with_t5_own_bias(architecture: str, shared: bool) -> None:
+def test_t5_equals_stock_with_the_bias_of_t5(architecture: str, shared: bool) -> None:
     ids, buckets, max_distance = tiny.tokens(2, LENGTH), 8, 10
     scheme = {"type": "t5", "num_buckets": buckets, "max_distance": max_distance, "shared": shared}
     model = tiny.model(architecture, scheme)
@@ -50,8 +50,8 @@ def test_t5_equals_stock_with_t5_own_bias(architecture: str, shared: bool) -> No
         for table in tables:
             table.weight.copy_(tables[0].weight)
         oracle.relative_attention_bias.weight.copy_(tables[0].weight)
-    stock, expected = oracles.with_bias(architecture, ids, oracle.compute_bias(LENGTH, LENGTH))
-    compare(architecture, model, stock, expected, ids, tolerance(architecture))
+    stock, expected = oracles.stock_with_bias(architecture, ids, oracle.compute_bias(LENGTH, LENGTH))
+    assert_equal_models(model, stock, expected, ids, tolerance(architecture))
 
     theirs = oracle.relative_attention_bias.weight.grad
     ours = sum(table.weight.grad for table in tables)
@@ -59,13 +59,13 @@ def test_t5_equals_stock_with_t5_own_bias(architecture: str, shared: bool) -> No
     assert theirs.abs().max() > 1e-2
     with torch.no_grad():
         oracle.relative_attention_bias.weight[1] += 0.05
-    _, perturbed = oracles.with_bias(architecture, ids, oracle.compute_bias(LENGTH, LENGTH))
+    _, perturbed = oracles.stock_with_bias(architecture, ids, oracle.compute_bias(LENGTH, LENGTH))
     assert (perturbed - expected).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (64, 300), (7, 9), (4, 3)])
-def test_t5_buckets_equal_t5_own_at_every_distance(bidirectional: bool, buckets: int, max_distance: int) -> None:
+def test_t5_buckets_equal_those_of_t5_at_every_distance(bidirectional: bool, buckets: int, max_distance: int) -> None:
     from hf_posenc.schemes.t5 import distance_buckets
 
     oracle = oracles.t5_attention(4, buckets, max_distance, bidirectional)
@@ -79,30 +79,33 @@ def test_t5_buckets_equal_t5_own_at_every_distance(bidirectional: bool, buckets:
 def test_sinusoidal_equals_stock_with_the_table_of_distilbert_or_roformer(architecture: str, layout: str) -> None:
     make_table = oracles.distilbert_table if layout == "interleaved" else oracles.roformer_table
     ids, table = tiny.tokens(2, LENGTH), make_table(tiny.TRAINED_LENGTH)
-    stock, expected = oracles.embedded(architecture, ids, table)
-    # Both round their table to float32; ours is float64 in a float64 model.
+    stock, expected = oracles.stock_with_embeddings(architecture, ids, table)
+    # Both round their table to float32; in a float64 model, ours is float64.
     model = tiny.model(architecture, {"type": "sinusoidal", "layout": layout})
-    compare(architecture, model, stock, expected, ids, max(tolerance(architecture), 2e-6))
-    _, perturbed = oracles.embedded(architecture, ids, table * 1.01)
+    assert_equal_models(model, stock, expected, ids, max(tolerance(architecture), 2e-6))
+    _, perturbed = oracles.stock_with_embeddings(architecture, ids, table * 1.01)
     assert (perturbed - expected).abs().max() > 1e-4
 
 
 @by_architecture
-def test_rope_equals_stock_turned_by_llama_own_functions(architecture: str) -> None:
-    ids, layers = tiny.tokens(2, LENGTH), [oracles.Layer(turn=oracles.llama_turn(LENGTH))] * tiny.LAYERS
-    _, expected = equals_stock_with(architecture, "rope", layers, ids, tolerance(architecture))
+def test_rope_equals_stock_with_the_rotation_of_llama(architecture: str) -> None:
+    ids, layers = tiny.tokens(2, LENGTH), [oracles.LayerOracle(rotation=oracles.llama_rotation(LENGTH))] * tiny.LAYERS
+    expected = assert_equals_stock_with_layers(architecture, "rope", layers, ids, tolerance(architecture))
     other = tiny.model(architecture, {"type": "rope", "theta": 9900.0})(ids).logits
     assert (other - expected).abs().max() > 1e-5
 
 
 @by_architecture
-def test_schemes_act_in_their_own_layers(architecture: str) -> None:
-    """Rotation in layers 0 and 2, a bias in layer 1: in any other order the logits are others."""
+def test_schemes_act_only_in_their_layers(architecture: str) -> None:
+    """A rotation in layers 0 and 2 and a bias in layer 1; in another order, the logits differ."""
     ids = tiny.tokens(2, LENGTH)
-    turning, biased = oracles.Layer(oracles.llama_turn(LENGTH)), oracles.Layer(bias=oracles.bloom_alibi(4, LENGTH))
+    rotated, biased = (
+        oracles.LayerOracle(oracles.llama_rotation(LENGTH)),
+        oracles.LayerOracle(bias=oracles.bloom_alibi(4, LENGTH)),
+    )
     scheme = [{"type": "rope", "layers": "0::2"}, {"type": "alibi", "layers": [1]}]
     atol = max(tolerance(architecture), 2e-6)
-    _, expected = equals_stock_with(architecture, scheme, [turning, biased, turning], ids, atol)
+    expected = assert_equals_stock_with_layers(architecture, scheme, [rotated, biased, rotated], ids, atol)
     shifted = [{"type": "rope", "layers": [0, 1]}, {"type": "alibi", "layers": [2]}]
     assert (tiny.model(architecture, shifted)(ids).logits - expected).abs().max() > 1e-3
 
@@ -110,9 +113,9 @@ def test_schemes_act_in_their_own_layers(architecture: str) -> None:
 @by_architecture
 def test_rotation_and_bias_together(architecture: str) -> None:
     ids = tiny.tokens(2, LENGTH)
-    both = oracles.Layer(oracles.llama_turn(LENGTH), oracles.bloom_alibi(4, LENGTH))
+    both = oracles.LayerOracle(oracles.llama_rotation(LENGTH), oracles.bloom_alibi(4, LENGTH))
     atol = max(tolerance(architecture), 2e-6)
-    _, expected = equals_stock_with(architecture, ["rope", "alibi"], [both] * tiny.LAYERS, ids, atol)
+    expected = assert_equals_stock_with_layers(architecture, ["rope", "alibi"], [both] * tiny.LAYERS, ids, atol)
     assert (tiny.model(architecture, "rope")(ids).logits - expected).abs().max() > 1e-3
     assert (tiny.model(architecture, "alibi")(ids).logits - expected).abs().max() > 1e-3
 
@@ -145,9 +148,11 @@ def test_rotation_and_bias_together(architecture: str) -> None:
     ids=lambda parameters: parameters["rope_type"],
 )
 @pytest.mark.parametrize("length", [20, 60])
-def test_rope_on_llama_is_the_checkpoints_own_to_the_bit(rope_parameters: Any, dtype: torch.dtype, length: int) -> None:
+def test_rope_on_llama_is_bit_identical_to_stock(rope_parameters: Any, dtype: torch.dtype, length: int) -> None:
     stock = tiny.model("llama", dtype=dtype, rope_parameters=dict(rope_parameters))
-    stock.model.rotary_emb = LlamaRotaryEmbedding(stock.config)  # as loaded: .to(dtype) has narrowed its frequencies
+    stock.model.rotary_emb = LlamaRotaryEmbedding(
+        stock.config
+    )  # as loaded from disk: .to(dtype) rounded its frequencies
     ids = tiny.tokens(2, length)
     with torch.no_grad():
         expected = stock(ids, use_cache=False).logits
@@ -159,7 +164,7 @@ def test_rope_on_llama_is_the_checkpoints_own_to_the_bit(rope_parameters: Any, d
 
 @pytest.mark.parametrize("architecture", ["gpt2", "bert", "bert-decoder"])
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_learned_on_a_model_with_a_table_is_stock_to_the_bit(architecture: str, backend: str) -> None:
+def test_learned_on_a_model_with_a_table_is_bit_identical_to_stock(architecture: str, backend: str) -> None:
     stock, ids = tiny.model(architecture, dtype=torch.float32), tiny.tokens(2, LENGTH)
     stock.set_attn_implementation(backend)
     mask = torch.ones_like(ids)
@@ -167,24 +172,24 @@ def test_learned_on_a_model_with_a_table_is_stock_to_the_bit(architecture: str, 
     with torch.no_grad():
         expected = [stock(ids).logits, stock(ids, attention_mask=mask).logits]
         hf_posenc.retrofit(stock, "learned")
-        found = [stock(ids).logits, stock(ids, attention_mask=mask).logits]
-    assert all(map(torch.equal, found, expected))
+        logits = [stock(ids).logits, stock(ids, attention_mask=mask).logits]
+    assert all(map(torch.equal, logits, expected))
 
 
-def test_learned_on_llama_equals_stock_given_the_sum() -> None:
+def test_learned_on_llama_equals_stock_with_the_table_added() -> None:
     ids, model = tiny.tokens(2, LENGTH), tiny.model("llama", "learned")
-    stock, expected = oracles.embedded("llama", ids, model.model.position_scheme[0].weight)
-    compare("llama", model, stock, expected, ids, tolerance("llama"))
+    stock, expected = oracles.stock_with_embeddings("llama", ids, model.model.position_scheme[0].weight)
+    assert_equal_models(model, stock, expected, ids, tolerance("llama"))
 
 
 @by_architecture
 def test_none_equals_stock_without_its_positions(architecture: str) -> None:
-    ids, stock = tiny.tokens(2, LENGTH), oracles.silent_stock(architecture)
-    compare(architecture, tiny.model(architecture, "none"), stock, stock(ids).logits, ids, tolerance(architecture))
+    ids, stock = tiny.tokens(2, LENGTH), oracles.stock_without_positions(architecture)
+    assert_equal_models(tiny.model(architecture, "none"), stock, stock(ids).logits, ids, tolerance(architecture))
 
 
-def test_none_makes_an_encoder_blind_to_order() -> None:
+def test_none_makes_an_encoder_ignore_order() -> None:
     ids, order = tiny.tokens(1, LENGTH), torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0))
-    model, sighted = tiny.model("bert", "none"), tiny.model("bert", "rope")
+    model, ordered = tiny.model("bert", "none"), tiny.model("bert", "rope")
     torch.testing.assert_close(model(ids[:, order]).logits, model(ids).logits[:, order], rtol=0, atol=1e-10)
-    assert (sighted(ids[:, order]).logits - sighted(ids).logits[:, order]).abs().max() > 1e-3
+    assert (ordered(ids[:, order]).logits - ordered(ids).logits[:, order]).abs().max() > 1e-3

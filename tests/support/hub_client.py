@@ -1,6 +1,6 @@
-"""A process that talks to the Hub of tests/hub_server.py with the real client, and does what a test asks it to.
+"""A process that uses the real huggingface_hub client with the fake Hub, controlled by a test.
 
-The client reads HF_ENDPOINT when it is imported, so that it cannot be the test's own process, which is offline.
+huggingface_hub reads HF_ENDPOINT on import, so this cannot be the process of the test, which is offline.
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 IDS = [[3, 14, 15, 9, 26, 53, 5, 8, 9, 7], [27, 18, 28, 18, 28, 45, 9, 4, 5, 23]]
 
 
 def environment(endpoint: str, home: Path, token: str | None) -> dict[str, str]:
-    """What a client needs; no offline mode, and no token but this one."""
-    left_out = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HF_TOKEN_PATH")
-    kept = {name: value for name, value in os.environ.items() if name not in left_out}
-    own = {"HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    paths = {"PYTHONPATH": str(TESTS.parent)}
-    return {
-        **kept,
-        **own,
-        **paths,
-        "NO_PROXY": "127.0.0.1",
-        "OMP_NUM_THREADS": "1",
-        **({"HF_TOKEN": token} if token else {}),
+    """The environment of a client: online, with this token or none."""
+    removed = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HF_TOKEN_PATH")
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    settings = {
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
     }
+    settings |= {"PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    return {**kept, **settings, **({"HF_TOKEN": token} if token else {})}
 
 
 class Failed(Exception):
-    """What the other process raised."""
+    """An exception in the client process."""
 
     def __init__(self, kind: str, is_value_error: bool, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -43,13 +41,13 @@ class Failed(Exception):
 
 
 class Client:
-    """`client.push(...)` calls the function of this file in the other process."""
+    """`client.push(...)` calls the function `push` of this module in the client process."""
 
     def __init__(self, endpoint: str, home: Path, token: str | None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, "-m", "tests.support.hub_client"],
             env=environment(endpoint, home, token),
-            cwd=TESTS.parent,
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -63,10 +61,10 @@ class Client:
 
     def answer(self) -> Any:
         assert self.process.stdout is not None
-        found = json.loads(self.process.stdout.readline())
-        if "error" in found:
-            raise Failed(*found["error"])
-        return found["answer"]
+        reply = json.loads(self.process.stdout.readline())
+        if "error" in reply:
+            raise Failed(*reply["error"])
+        return reply["answer"]
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, **options: Any) -> Any:
@@ -90,7 +88,7 @@ def push(directory: str, repo: str, **options: Any) -> dict[str, Any]:
 
 
 def seen(model: Any) -> dict[str, Any]:
-    """Enough of a model to tell it from others: its weights, to the bit, and its logits."""
+    """A fingerprint of a model: its class, a hash of its weights, and its logits."""
     import torch
 
     weights = hashlib.sha256()
@@ -102,7 +100,7 @@ def seen(model: Any) -> dict[str, Any]:
 
 
 def push_model(source: str, repo: str, scheme: Any = None, seed: int = 0, **options: Any) -> dict[str, Any]:
-    """Load, with a scheme if one is given, and `model.push_to_hub`."""
+    """Load a model, with a scheme if given, and call `push_to_hub` on it."""
     from transformers import AutoModelForCausalLM
 
     from tests.support import tiny_models as tiny
@@ -115,7 +113,7 @@ def push_model(source: str, repo: str, scheme: Any = None, seed: int = 0, **opti
 
 
 def pull(repo: str, plugin: bool = True, **options: Any) -> dict[str, Any]:
-    """Load; without the plugin in a process that has never imported it."""
+    """Load a model and return its fingerprint; with `plugin=False`, without ever importing the plugin."""
     from transformers import AutoModelForCausalLM
 
     if plugin:
@@ -127,7 +125,7 @@ def pull(repo: str, plugin: bool = True, **options: Any) -> dict[str, Any]:
 
 
 def base_models(repo: str, directory: str) -> list[str | None]:
-    """What is known of where a variant came from: by from_pretrained, retrofit, from_config, a path, and restored."""
+    """The recorded base model after from_pretrained, retrofit, from_config, loading a directory, and restore."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     import hf_posenc
@@ -139,16 +137,16 @@ def base_models(repo: str, directory: str) -> list[str | None]:
     config.position_scheme = "alibi"
     fresh = AutoModelForCausalLM.from_config(config)
     path = AutoModelForCausalLM.from_pretrained(directory, position_scheme="alibi")
-    found = [model.config.base_model for model in (loaded, live, scratch, fresh, path)]
-    return [*found, getattr(hf_posenc.restore(live).config, "posenc_base_model", None)]
+    recorded = [model.config.base_model for model in (loaded, live, scratch, fresh, path)]
+    return [*recorded, getattr(hf_posenc.restore(live).config, "posenc_base_model", None)]
 
 
 def card(repo: str, **options: Any) -> dict[str, Any]:
-    """As the client's own parser reads it."""
+    """The model card as huggingface_hub parses it."""
     from huggingface_hub import ModelCard, hf_hub_download
 
-    found = ModelCard.load(hf_hub_download(repo, "README.md", **options))
-    return {"metadata": found.data.to_dict(), "text": found.text}
+    model_card = ModelCard.load(hf_hub_download(repo, "README.md", **options))
+    return {"metadata": model_card.data.to_dict(), "text": model_card.text}
 
 
 def convert(source: str, scheme: Any, out: str, **options: Any) -> list[str]:
@@ -167,7 +165,7 @@ def command(*arguments: str, token: str | None = None) -> dict[str, Any]:
 
 
 def hurry() -> None:
-    """Do not wait before a request is tried again."""
+    """Do not wait before retries."""
     import time
 
     time.sleep = lambda seconds: None
@@ -177,9 +175,9 @@ if __name__ == "__main__":
     real, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         name, args, options = json.loads(line)
-        told: dict[str, Any]
+        reply: dict[str, Any]
         try:
-            told = {"answer": globals()[name](*args, **options)}
+            reply = {"answer": globals()[name](*args, **options)}
         except Exception as error:
-            told = {"error": [type(error).__name__, isinstance(error, ValueError), str(error)]}
-        print(json.dumps(told), file=real, flush=True)
+            reply = {"error": [type(error).__name__, isinstance(error, ValueError), str(error)]}
+        print(json.dumps(reply), file=real, flush=True)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that talk to the Hub of tests/hub_server.py: the Hub, and processes that are its clients."""
+"""Fixtures for tests that use the fake Hub of tests/support/hub_server.py: the Hub, and its client processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def server() -> Iterator[Hub]:
 
 @pytest.fixture
 def hub(server: Hub) -> Hub:
-    """Empty, and nothing goes wrong."""
+    """The fake Hub, emptied, without injected errors."""
     server.repos.clear()
     server.large.clear()
     server.requests.clear()
@@ -38,7 +38,7 @@ def owner(server: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli
 
 @pytest.fixture(scope="session")
 def other(server: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Another process, with no token and a cache of its own."""
+    """A second process without a token and with its own cache."""
     client = Client(server.url, tmp_path_factory.mktemp("other"), None)
     yield client
     client.close()
@@ -46,7 +46,7 @@ def other(server: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli
 
 @pytest.fixture(scope="module")
 def third(server: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """One that has imported nothing yet, and is killed by the last test that uses it."""
+    """A process that has not imported anything yet; the last test that uses it kills it."""
     client = Client(server.url, tmp_path_factory.mktemp("third"), OWNER)
     yield client
     client.close()

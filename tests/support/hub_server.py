@@ -1,7 +1,7 @@
-"""A Hub on the loopback: enough of the real one's protocol for huggingface_hub to push to it and pull from it.
+"""A fake Hub on localhost: enough of the protocol for huggingface_hub to push to it and pull from it.
 
-Repos, branches, commits, large files and tokens are dicts in memory. `requests` has what was asked for, `fail` says
-what shall go wrong.
+Repos, branches, commits, LFS files and tokens are dicts in memory. `requests` records all requests; `fail` injects
+errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import yaml
 
 TOKENS = {"hf_owner": "me", "hf_reader": "someone-else"}
-"""Who a token belongs to; each may write to repos of its own."""
+"""Users by token. Each can write to repos under its own name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class File:
 
     @property
     def oid(self) -> str:
-        """As git has it: of the pointer, for a large file."""
+        """The git object id; for an LFS file, that of its pointer."""
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {len(self.content)}\n"
         content = pointer.encode() if self.large else self.content
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
@@ -56,7 +56,7 @@ class Repo:
 
     def add(self, branch: str, files: dict[str, File], message: str) -> str:
         self.messages.append(message)
-        sha = secrets.token_hex(20)  # never one that a client has in its cache
+        sha = secrets.token_hex(20)  # unique, so that it is in no client's cache
         self.commits[sha], self.branches[branch] = files, sha
         return sha
 
@@ -71,7 +71,7 @@ class Refused(Exception):
 
 
 class Hub:
-    """`with Hub() as hub:`, then `hub.url` is what HF_ENDPOINT shall be."""
+    """Use as `with Hub() as hub:` and set HF_ENDPOINT to `hub.url`."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -92,19 +92,19 @@ class Hub:
         self._server.server_close()
 
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
-        found = self.repos[repo]
-        return {name: file.content for name, file in found.commits[found.sha(revision) or ""].items()}
+        stored = self.repos[repo]
+        return {name: file.content for name, file in stored.commits[stored.sha(revision) or ""].items()}
 
     def repo(self, name: str, user: str | None, write: bool = False) -> Repo:
         repo = self.repos.get(name)
-        mine = user is not None and name.startswith(f"{user}/")
-        if repo is None or (repo.private and not mine):
+        is_owner = user is not None and name.startswith(f"{user}/")
+        if repo is None or (repo.private and not is_owner):
             raise Refused(404 if user else 401, "Repository not found", "RepoNotFound")
-        if write and not mine:
+        if write and not is_owner:
             raise Refused(403, "You don't have the rights to write to this repo")
         return repo
 
-    def at(self, name: str, revision: str, user: str | None) -> tuple[str, dict[str, File], Repo]:
+    def files_at(self, name: str, revision: str, user: str | None) -> tuple[str, dict[str, File], Repo]:
         repo = self.repo(name, user)
         sha = repo.sha(revision)
         if sha is None:
@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
-        """Nothing: pytest shows what matters."""
+        """Keep the output of pytest clean."""
 
     def _answer(self) -> None:
         url = urlsplit(self.path)
@@ -152,11 +152,11 @@ class _Handler(BaseHTTPRequestHandler):
                 raise Refused(401, "Invalid credentials in Authorization header")
             self.user = TOKENS.get(token)
             for method, pattern, name in ROUTES:
-                found = re.fullmatch(pattern, url.path)
-                if method == self.command and found:
-                    getattr(self, name)(**{key: unquote(value) for key, value in found.groupdict().items()})
+                match = re.fullmatch(pattern, url.path)
+                if method == self.command and match:
+                    getattr(self, name)(**{key: unquote(value) for key, value in match.groupdict().items()})
                     return
-            raise Refused(404, f"this Hub has no {self.command} {url.path}")
+            raise Refused(404, f"the fake Hub has no route {self.command} {url.path}")
         except Refused as refused:
             headers = {"X-Error-Message": str(refused)} | ({"X-Error-Code": refused.code} if refused.code else {})
             self._send({"error": str(refused)}, refused.status, headers)
@@ -190,25 +190,25 @@ class _Handler(BaseHTTPRequestHandler):
         self._send({"name": self.user, "type": "user", "auth": {"accessToken": {"role": "write"}}})
 
     def create(self) -> None:
-        asked = json.loads(self.body)
+        request = json.loads(self.body)
         if self.user is None:
             raise Refused(401, "Invalid username or password.")
-        owner = asked.get("organization") or self.user
+        owner = request.get("organization") or self.user
         if owner != self.user:
             raise Refused(403, f"You don't have the rights to create a model under the namespace {owner!r}")
-        name = f"{owner}/{asked['name']}"
-        there = name in self.hub.repos
-        private = asked.get("visibility") == "private" or bool(asked.get("private"))
+        name = f"{owner}/{request['name']}"
+        exists = name in self.hub.repos
+        private = request.get("visibility") == "private" or bool(request.get("private"))
         self.hub.repos.setdefault(name, Repo.new(private))
-        self._send({"url": f"{self.hub.url}/{name}"}, 409 if there else 200)
+        self._send({"url": f"{self.hub.url}/{name}"}, 409 if exists else 200)
 
     def validate(self) -> None:
-        """What the real one checks, of what we write."""
+        """The checks of the real Hub for the metadata that we write."""
         content = json.loads(self.body)["content"]
-        found = re.match(r"---\n(.*?)\n---\n", content, re.DOTALL)
-        errors = [] if found else ["there is no metadata"]
+        match = re.match(r"---\n(.*?)\n---\n", content, re.DOTALL)
+        errors = [] if match else ["no metadata"]
         try:
-            metadata = yaml.safe_load(found[1]) if found else {}
+            metadata = yaml.safe_load(match[1]) if match else {}
         except yaml.YAMLError as error:
             metadata, errors = {}, [str(error)]
         for name, kind in (("base_model", str), ("library_name", str), ("pipeline_tag", str), ("tags", list)):
@@ -226,28 +226,28 @@ class _Handler(BaseHTTPRequestHandler):
         self._send({})
 
     def preupload(self, id: str, rev: str) -> None:
-        _, files, _ = self.hub.at(id, rev, self.user)
+        _, files, _ = self.hub.files_at(id, rev, self.user)
         self.hub.repo(id, self.user, write="create_pr" not in self.query)
-        found = []
-        for asked in json.loads(self.body)["files"]:
-            path = asked["path"]
+        answers = []
+        for request in json.loads(self.body)["files"]:
+            path = request["path"]
             mode = "lfs" if path.endswith(".safetensors") else "regular"
-            there = files.get(path)
-            oid = None if there is None else there.sha256 if there.large else there.oid
-            found.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
-        self._send({"files": found})
+            existing = files.get(path)
+            oid = None if existing is None else existing.sha256 if existing.large else existing.oid
+            answers.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        self._send({"files": answers})
 
     def batch(self, id: str) -> None:
         objects = []
-        for asked in json.loads(self.body)["objects"]:
-            href = f"{self.hub.url}/lfs/{asked['oid']}"
+        for request in json.loads(self.body)["objects"]:
+            href = f"{self.hub.url}/lfs/{request['oid']}"
             actions = {"actions": {"upload": {"href": href}, "verify": {"href": f"{href}/verify"}}}
-            objects.append(asked if asked["oid"] in self.hub.large else asked | actions)
+            objects.append(request if request["oid"] in self.hub.large else request | actions)
         self._send({"transfer": "basic", "objects": objects})
 
     def put(self, oid: str) -> None:
         if hashlib.sha256(self.body).hexdigest() != oid:
-            raise Refused(400, "the content is not what its name says")
+            raise Refused(400, "the content does not match its hash")
         self.hub.large[oid] = self.body
         self._send(b"", headers={"ETag": oid})
 
@@ -257,10 +257,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._send({})
 
     def commit(self, id: str, rev: str) -> None:
-        proposed = "create_pr" in self.query
-        repo = self.hub.repo(id, self.user, write=not proposed)
+        is_pull_request = "create_pr" in self.query
+        repo = self.hub.repo(id, self.user, write=not is_pull_request)
         self.hub.before_commit(repo)
-        sha, files, _ = self.hub.at(id, rev, self.user)
+        sha, files, _ = self.hub.files_at(id, rev, self.user)
         files, message = dict(files), ""
         for line in self.body.splitlines():
             key, value = (entry := json.loads(line))["key"], entry["value"]
@@ -272,23 +272,25 @@ class _Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = File(base64.b64decode(value["content"]), False)
             elif key == "lfsFile":
                 if value["oid"] not in self.hub.large:
-                    raise Refused(400, f"the large file of {value['path']} is missing")
+                    raise Refused(400, f"the LFS file {value['path']} was not uploaded")
                 files[value["path"]] = File(self.hub.large[value["oid"]], True)
             elif key == "deletedFile":
                 del files[value["path"]]
-        branch = f"refs/pr/{sum(name.startswith('refs/pr') for name in repo.branches) + 1}" if proposed else rev
+        branch = f"refs/pr/{sum(name.startswith('refs/pr') for name in repo.branches) + 1}" if is_pull_request else rev
         new = repo.add(branch, files, message)
         number = branch.rpartition("/")[2]
         answer = {"success": True, "commitOid": new, "commitUrl": f"{self.hub.url}/{id}/commit/{new}"}
-        self._send(answer | ({"pullRequestUrl": f"{self.hub.url}/{id}/discussions/{number}"} if proposed else {}))
+        self._send(
+            answer | ({"pullRequestUrl": f"{self.hub.url}/{id}/discussions/{number}"} if is_pull_request else {})
+        )
 
     def info(self, id: str, rev: str = "main") -> None:
-        sha, files, repo = self.hub.at(id, rev, self.user)
+        sha, files, repo = self.hub.files_at(id, rev, self.user)
         siblings = [{"rfilename": name} for name in sorted(files)]
         self._send({"id": id, "modelId": id, "sha": sha, "private": repo.private, "siblings": siblings, "tags": []})
 
     def tree(self, id: str, rev: str) -> None:
-        _, files, _ = self.hub.at(id, rev, self.user)
+        _, files, _ = self.hub.files_at(id, rev, self.user)
         rows = []
         for name, file in sorted(files.items()):
             size = len(file.content)
@@ -298,12 +300,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(rows)
 
     def resolve(self, id: str, rev: str, file: str) -> None:
-        sha, files, _ = self.hub.at(id, rev, self.user)
+        sha, files, _ = self.hub.files_at(id, rev, self.user)
         commit = {"X-Repo-Commit": sha}
         if file not in files:
             headers = commit | {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
             self._send({"error": "Entry not found"}, 404, headers)
             return
-        found = files[file]
-        linked = {"X-Linked-Etag": f'"{found.sha256}"', "X-Linked-Size": str(len(found.content))} if found.large else {}
-        self._send(found.content, headers={**commit, "ETag": f'"{found.oid}"', "Accept-Ranges": "bytes", **linked})
+        stored = files[file]
+        size = str(len(stored.content))
+        linked = {"X-Linked-Etag": f'"{stored.sha256}"', "X-Linked-Size": size} if stored.large else {}
+        self._send(stored.content, headers={**commit, "ETag": f'"{stored.oid}"', "Accept-Ranges": "bytes", **linked})

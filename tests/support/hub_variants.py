@@ -1,4 +1,4 @@
-"""Variants that the tests of the Hub push, and what they look for there."""
+"""Variants to push to the fake Hub, and helpers to check what arrived."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tests.support import tiny_models as tiny
 from tests.support.hub_client import seen
 from tests.support.hub_server import Hub
 
-WHOLE = {".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors"}
-VARIANT = WHOLE | {"modeling_hf_posenc.py"}
+STOCK_FILES = {".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors"}
+VARIANT = STOCK_FILES | {"modeling_hf_posenc.py"}
 
 
 def saved(directory: Path, scheme: Any = "t5", seed: int = 0, shard: str = "5GB", architecture: str = "gpt2") -> Any:
-    """Save a variant (the stock model with no scheme), and return what is seen of it."""
+    """Save a variant (or the stock model, without a scheme) and return its fingerprint."""
     model = tiny.model(architecture, scheme, torch.float32, seed)
     model.save_pretrained(directory, max_shard_size=shard)
     return seen(model)
 
 
-def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    """Class, weights and logits, to the bit."""
-    return all(one[name] == two[name] for name in ("class", "weights", "logits"))
+def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Whether two fingerprints have the same class and bit-identical weights and logits."""
+    return all(first[name] == second[name] for name in ("class", "weights", "logits"))
 
 
 def uploads(hub: Hub) -> int:

@@ -1,4 +1,4 @@
-"""A tokenizer of words for tiny models: word `w17` is token 17. The first five tokens are special."""
+"""A word-level tokenizer for tiny models: the word `w17` is token 17. The first five tokens are special."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -16,7 +17,7 @@ FIRST_WORD = len(SPECIAL)
 
 
 def tokenizer(encoder: bool = False) -> PreTrainedTokenizerFast:
-    """With ends around each text for an encoder; without for a decoder."""
+    """For an encoder, with special tokens around each text."""
     words = {name: number for number, name in enumerate(SPECIAL)}
     words |= {f"w{number}": number for number in range(FIRST_WORD, tiny.VOCABULARY)}
     pad, first, last, unknown, mask = SPECIAL
@@ -32,20 +33,18 @@ def tokenizer(encoder: bool = False) -> PreTrainedTokenizerFast:
 
 
 def text(words: int, seed: int = 0) -> str:
-    """Words that have an order to learn: each is mostly the one before plus a step that stays for a while."""
-    chance = random.Random(seed)
-    place, step, found = 0, 1, []
+    """Text with an order to learn: each word is the previous one plus a step that changes now and then."""
+    generator = random.Random(seed)
+    index, step, result = 0, 1, []
     for _ in range(words):
-        step = chance.choice((1, 2, 3)) if chance.random() < 0.1 else step
-        place = (place + step) % (tiny.VOCABULARY - FIRST_WORD)
-        found.append(f"w{place + FIRST_WORD}")
-    return " ".join(found)
+        step = generator.choice((1, 2, 3)) if generator.random() < 0.1 else step
+        index = (index + step) % (tiny.VOCABULARY - FIRST_WORD)
+        result.append(f"w{index + FIRST_WORD}")
+    return " ".join(result)
 
 
 def saved(architecture: str, directory: Path, **changes: Any) -> Path:
-    """A stock checkpoint with its tokenizer."""
-    import torch
-
+    """Save a stock checkpoint with its tokenizer."""
     tiny.model(architecture, dtype=torch.float32, **changes).save_pretrained(directory)
     tokenizer(encoder=architecture == "bert").save_pretrained(directory)
     return directory

@@ -1,23 +1,13 @@
-"""Pages that are generated from code or results are current."""
+"""The pages of benchmark results are current."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import hf_posenc
 from benchmarks import __main__ as speed
 from benchmarks import report as speed_report
 from benchmarks.recovery import __main__ as recovery
 from benchmarks.recovery import report as recovery_report
-from scripts import make_scheme_reference
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_the_scheme_reference_is_current() -> None:
-    page = make_scheme_reference.page(hf_posenc.list_schemes().values())
-    assert (ROOT / "docs" / "schemes.md").read_text() == page, "run `make reference`"
 
 
 def test_the_benchmark_results_are_current() -> None:
