@@ -47,9 +47,8 @@ def perplexity_at(evaluation: EvaluationReport, model: str, length: int) -> floa
 
 def stop_reason(evaluation: EvaluationReport, model: str) -> str | None:
     """Why a model cannot run at longer lengths; None if it can."""
-    return next(
-        (result.stopped.reason for result in evaluation.perplexity if result.model == model and result.stopped), None
-    )
+    results = [result for result in evaluation.perplexity if result.model == model]
+    return next((result.stopped.reason for result in results if result.stopped), None)
 
 
 def increase(evaluation: EvaluationReport, model: str) -> float | None:

@@ -37,7 +37,7 @@ class DemoResults:
         long_rows_from: Tokens of fine-tuning after which rows are longer.
     """
 
-    evaluation: Evaluation
+    evaluation: EvaluationReport
     stock_perplexity: float
     curves: dict[str, list[CurvePoint]]
     attention: list[AttentionByDistance]
