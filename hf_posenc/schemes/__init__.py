@@ -1,12 +1,12 @@
-"""The position schemes, one file each, and what they are built from."""
+"""Position schemes, one file each, and the API for writing new ones."""
 
 from __future__ import annotations
 
-from .base import Kind, LayerModule, LayerParameters, LayerParams, ModelShape, Scheme
+from .base import Kind, LayerParameters, LayerParams, ModelShape, Scheme, SchemeModule
 from .functional import extended_rows
-from .inputs import Content, Positions, is_tracing
+from .inputs import Content, Positions, check_table_length, is_tracing
 from .mixing import InputScheme, MixOptions
-from .options import Options, option
+from .options import Options, describe_type, option
 from .terms import DistanceBias, DistanceTable, KeyTerm, QueryTerm, Separable, Term
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "InputScheme",
     "KeyTerm",
     "Kind",
-    "LayerModule",
     "LayerParameters",
     "LayerParams",
     "MixOptions",
@@ -25,8 +24,11 @@ __all__ = [
     "Positions",
     "QueryTerm",
     "Scheme",
+    "SchemeModule",
     "Separable",
     "Term",
+    "check_table_length",
+    "describe_type",
     "extended_rows",
     "is_tracing",
     "option",

@@ -1,8 +1,5 @@
-"""A penalty that grows linearly with distance, at a slope of its own for every head."""
+"""ALiBi (Press et al. 2022): a linear distance penalty per head."""
 
-from __future__ import annotations
-
-import dataclasses
 import math
 from typing import Literal
 
@@ -10,43 +7,40 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .base import Kind, LayerParams, ModelShape, Scheme
-from .inputs import Content, Positions
-from .options import Options, option
-from .terms import DistanceBias
+from ..errors import PosEncError
+from . import Content, DistanceBias, Kind, LayerParams, ModelShape, Options, Positions, Scheme, option
+from .functional import broadcast_heads
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AlibiOptions(Options):
-    learned: bool = option(False, "make the slopes parameters")
-    init: Literal["paper", "neutral"] = option("paper", "where learned slopes start: at the paper's, or at zero")
+    learned: bool = option(False, "make the slopes trainable parameters")
+    init: Literal["paper", "neutral"] = option("paper", "how learned slopes start: as in the paper, or at zero")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.init == "neutral" and not self.learned:
-            raise ValueError("init='neutral' is for learned slopes only: add \"learned\": true")
+            raise PosEncError("init='neutral' is for learned slopes only: add \"learned\": true")
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """2^(-8h/n) for a power of two; else those of the power below, then every other slope of the power above."""
+    """2^(-8h/n) for a power of two n; else the slopes of the power below, then every other slope of the power above."""
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
-    between = [2 ** (-4 * head / power) for head in range(1, 2 * power + 1, 2)]
-    return slopes + between[: num_heads - power]
+    interpolated = [2 ** (-4 * head / power) for head in range(1, 2 * power + 1, 2)]
+    return slopes + interpolated[: num_heads - power]
 
 
-class Alibi(Scheme):
-    """A head's logits fall linearly with the distance between query and key; encoders count it both ways."""
+class Alibi(Scheme[AlibiOptions, torch.Tensor]):
+    """Logits fall linearly with the distance, at a different slope in each head. Encoders use it in both directions."""
 
     name = "alibi"
     paper = "Press et al. 2022, https://arxiv.org/abs/2108.12409"
     kind = Kind.DISTANCE
     formula = "q.k / sqrt(d) - m_h |r|"
-    cost = "no parameters, or a slope a head; one vector a head"
-    neutral = '`slopes` are 0 under `learned` and `init` = "neutral"'
+    cost = "no parameters, or one slope per head; one bias vector per head"
+    neutral = '`slopes` are 0 with `learned` and `init` = "neutral"'
     extends = True
     Options = AlibiOptions
-    options: AlibiOptions
 
     def __init__(self, options: AlibiOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
@@ -64,10 +58,7 @@ class Alibi(Scheme):
         if self.options.learned:
             return penalty
         slopes = torch.tensor(alibi_slopes(self.shape.num_heads), device=penalty.device, dtype=penalty.dtype)
-        return slopes.view(-1, *[1] * penalty.dim()) * penalty
+        return broadcast_heads(slopes, penalty) * penalty
 
-    def score(self, prepared: torch.Tensor, part: LayerParams | None, content: Content) -> DistanceBias:
-        if self.options.learned:
-            slopes = self.slopes.to(prepared.dtype)
-            prepared = slopes.view(-1, *[1] * prepared.dim()) * prepared
-        return DistanceBias(prepared)
+    def score(self, prepared: torch.Tensor, layer_params: LayerParams, content: Content) -> DistanceBias:
+        return DistanceBias(broadcast_heads(self.slopes, prepared) * prepared if self.options.learned else prepared)

@@ -1,7 +1,6 @@
-"""What a scheme is: at most four seams into a transformer, and what it is told about the model and its positions.
+"""The base class of all schemes: the seams at which a scheme acts, and what it may know about the model.
 
-Shape legend: B batch, H heads, Q queries, K keys, D width of a head, E width of the model, L = Q + K - 1 distances,
-R rows of a table.
+Shape legend: B batch, H heads, Q queries, K keys, D head size, E hidden size.
 """
 
 from __future__ import annotations
@@ -9,168 +8,252 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, cast
 
 import torch
 from torch import nn
+from typing_extensions import TypeVar
 
 from .inputs import Content, Positions
-from .options import Options as AnyOptions
+from .options import Options as SchemeOptions
 from .terms import DistanceTable, Term
+
+LAYER_SEAMS = ("rotate", "score", "content_scale", "value")
+"""The seams inside an attention layer; `embed` is the one outside."""
+STOCK_ROTATION = "stock rotation"
+"""Listed with the seams of a layer if the architecture's own code applies the scheme's rotation."""
+LayerParams = Callable[[], dict[str, torch.Tensor]]
+"""Returns a layer's parameters by name. A function, because hooks would move tensors or modules to other devices."""
+Initializer = Callable[[torch.Tensor], object]
+"""Fills a parameter in place, such as `transformers.initialization.zeros_`, which leaves loaded weights alone."""
+
+OptionsT = TypeVar("OptionsT", bound=SchemeOptions, default=SchemeOptions)
+PreparedT = TypeVar("PreparedT", default=Any)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The facts of a model that schemes are built from, the same words for every architecture."""
+    """The model a scheme is built for, in the same terms for every architecture.
+
+    Attributes:
+        max_positions: The length the checkpoint was trained for.
+        table_size: Rows of the architecture's own position table; None if it has none.
+        rope_parameters: The checkpoint's own rotary settings; None if it has none.
+    """
 
     hidden_size: int
     num_layers: int
     num_heads: int
     head_size: int
     max_positions: int
-    """The length the checkpoint was trained for."""
     causal: bool
     table_size: int | None
-    """Rows of the architecture's own position table; None where it has none."""
     rope_parameters: dict[str, Any] | None
-    """The checkpoint's own rotation; None where it has none."""
 
 
 class Kind(enum.Enum):
-    """Where a scheme acts, and what on: the sections of the reference page."""
+    """Where a scheme acts and on what. The values are the section titles of the reference page."""
 
-    INPUT = "At the input embedding"
+    INPUT = "Input embedding"
     ROTATION = "Rotation of queries and keys"
-    DISTANCE = "Bias on the scores by distance"
-    CONTENT = "Score terms that depend on the content"
-    NOTHING = "Nothing"
-    OTHER = "Others"
+    DISTANCE = "Attention bias by distance"
+    CONTENT = "Attention terms that depend on the content"
+    NOTHING = "No positions"
+    OTHER = "Other"
 
 
-LAYER_SEAMS = ("rotate", "score", "content_scale", "value")
-"""Where a scheme acts inside of a layer."""
-STOCK_ROTATION = "stock rotation"
-"""Beside the seams: where a scheme's angles are handed to the architecture, which turns by them itself."""
-LayerParams = Callable[..., Any]
-"""How a scheme is handed its part of a layer: to be called. A module would be taken along to other devices by hooks."""
+class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
+    """Base class of all position schemes.
 
+    A subclass overrides the seams it acts at: `embed`, `rotate`, `score` and `value` (and `content_scale`). What it
+    does not override stays as in the stock model. `prepare` runs once per forward pass and does the work that depends
+    on positions alone; its result is passed to the other seams. The engine calls the seams through
+    `scheme("score", ...)`, so that forward hooks (offloading, FSDP, ZeRO) fire.
 
-class Scheme(nn.Module):
-    """Base of all schemes. A scheme overrides the seams it acts at: `embed`, `rotate`, `score`, `value`.
+    Args:
+        options: The scheme's options, an instance of `Options`.
+        shape: The model it is built for.
 
-    Seams are reached through `__call__` (`scheme("rotate", ...)`), so that hooks on the module fire: offload, FSDP,
-    ZeRO. `prepare` does once a forward what depends on positions alone; its result comes back to every seam.
+    Attributes:
+        name: Its `type` in `position_scheme`.
+        paper: Authors, year and link.
+        kind: The section of the reference page it belongs to.
+        formula: What it computes, for query i, key j and r = j - i.
+        cost: Its parameters, and what it computes beyond plain attention.
+        neutral: Which parameters start at zero, so that adding the scheme to the model's own encoding changes nothing.
+        extends: Whether a trained model runs past its trained length at all (not how well).
+        at_input: Whether it acts at the input embedding only, so that the `layers` option does not apply.
+        depends_on_length: Whether the result depends on the input's length, which a cache must then record.
+        needs_distances: Whether scores depend on key positions, which a cache must then record.
+        needs_key_positions: Whether it reads `Positions.keys_BK`.
+        needs_context: Whether it reads `Positions.context_BQE`.
+        rewrites_embeddings: Whether `embed` does more than add, so that the order of schemes matters.
+        Options: The dataclass of its options.
+
+    Example:
+        >>> @hf_posenc.register_scheme
+        ... class LinearPenalty(Scheme):
+        ...     name, paper, extends = "linear_penalty", "none", True
+        ...     def prepare(self, positions):
+        ...         return -0.1 * positions.distances.abs().to(positions.dtype)
+        ...     def score(self, prepared, layer_params, content):
+        ...         return DistanceBias(prepared.expand(self.shape.num_heads, *prepared.shape))
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
+    extends: ClassVar[bool]
     kind: ClassVar[Kind] = Kind.OTHER
     formula: ClassVar[str] = ""
-    """What it computes, for query i, key j and r = j - i."""
     cost: ClassVar[str] = ""
-    """Its parameters, and what it computes beyond plain attention."""
-    neutral: ClassVar[str] = ""
-    """The parameters that let it start as no change at all, beside the old encoding."""
-    extends: ClassVar[bool]
-    """Whether a trained model can be run past its trained length at all (not: how well)."""
-    depends_on_length: bool = False
-    """Whether what it computes changes with the length of the input, so that a cache must know its own."""
+    neutral: ClassVar[str] = "no parameters"
     at_input: ClassVar[bool] = False
-    """Acts at the input embedding, so that `layers` means nothing to it."""
     needs_distances: ClassVar[bool] = True
-    """Whether its score depends on where keys stand, so that a cache must be able to tell."""
     needs_key_positions: ClassVar[bool] = False
-    """Whether it reads `Positions.keys_BK`."""
+    depends_on_length: bool = False
     needs_context: bool = False
-    """Whether it reads `Positions.context_BQE`."""
     rewrites_embeddings: bool = False
-    """Whether its `embed` does more than add, so that what comes before and after it is not the same."""
-    Options: ClassVar[type[AnyOptions]] = AnyOptions
+    Options: ClassVar[type[SchemeOptions]] = SchemeOptions
 
-    def __init__(self, options: AnyOptions, shape: ModelShape) -> None:
+    def __init__(self, options: OptionsT, shape: ModelShape) -> None:
         super().__init__()
         self.options = options
         self.shape = shape
 
     @classmethod
-    def acts(cls, seam: str, options: Any) -> bool:
-        """Whether it acts at a seam under the options: where it overrides it, unless a subclass knows better."""
+    def acts(cls, seam: str, options: OptionsT) -> bool:
+        """Whether the scheme acts at a seam under some options. By default: if it overrides the seam."""
         return getattr(cls, seam) is not getattr(Scheme, seam)
 
     def acts_at(self, seam: str) -> bool:
+        """Whether this instance acts at a seam."""
         return self.acts(seam, self.options)
 
-    def forward(self, seam: str, *args: Any) -> Any:
+    def forward(self, seam: str, *args: object) -> object:
+        """Call a seam by name."""
         return getattr(self, seam)(*args)
 
-    def prepare(self, positions: Positions) -> Any:
-        """Work shared by all layers: angles, buckets. Of parameters only where gradients are off: it is done outside of
-        the layers, which checkpointing runs again."""
-        return None
+    def prepare(self, positions: Positions) -> PreparedT:
+        """Do the work that all layers share, such as angles or buckets.
+
+        Use parameters here only if `torch.is_grad_enabled()` is False: gradient checkpointing reruns the layers, not
+        this.
+
+        Args:
+            positions: The positions of this forward pass.
+
+        Returns:
+            Whatever the other seams need: tensors, or a (named) tuple of tensors, so that it can move between devices.
+        """
+        return cast(PreparedT, None)
 
     def embed(self, inputs_embeds_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
-        """The input embeddings with the position signal in them."""
+        """Put positions into the input embeddings.
+
+        Args:
+            inputs_embeds_BQE: Token embeddings, or what the schemes before this one made of them.
+            positions: The positions of this forward pass.
+
+        Returns:
+            The new embeddings, of the same shape and dtype.
+        """
         return inputs_embeds_BQE
 
-    def rotate(self, states_BHQD: torch.Tensor, prepared: Any, keys: bool) -> torch.Tensor:
-        """Queries, or keys before they enter the cache, turned by their own positions."""
+    def rotate(self, states_BHQD: torch.Tensor, prepared: PreparedT, keys: bool) -> torch.Tensor:
+        """Transform queries, or keys before they enter the cache.
+
+        Args:
+            states_BHQD: Queries or keys of the current tokens.
+            prepared: The result of `prepare`.
+            keys: Whether the states are keys.
+
+        Returns:
+            The transformed states, of the same shape.
+        """
         return states_BHQD
 
-    def score(self, prepared: Any, part: LayerParams | None, content: Content) -> Term | list[Term]:
-        """What is added to the scaled attention logits, in the cheapest of the forms of `terms` that says it.
+    def score(self, prepared: PreparedT, layer_params: LayerParams, content: Content) -> Term | list[Term]:
+        """Compute what is added to the scaled attention logits.
 
-        `part` calls this layer's `layer_module`, if there is one, so that hooks on it fire.
+        Args:
+            prepared: The result of `prepare`.
+            layer_params: Returns the parameters of this layer's `layer_module`; there is nothing to call without one.
+            content: Queries, keys and scaling of this layer.
+
+        Returns:
+            One or several terms, each in the cheapest form of `terms` that can express it.
         """
-        raise AssertionError("only called on schemes that override it")
+        raise NotImplementedError
 
-    def content_scale(self, part: LayerParams | None) -> torch.Tensor:
-        """(H,): what the product of query and key is multiplied by, on top of the architecture's own scaling."""
-        raise AssertionError("only called on schemes that override it")
+    def content_scale(self, layer_params: LayerParams) -> torch.Tensor:
+        """Return a factor per head, (H,), for the query-key product, on top of the architecture's own scaling."""
+        raise NotImplementedError
 
-    def value(self, prepared: Any, part: LayerParams | None) -> DistanceTable:
-        """The vector of each distance, which joins the value of every key at that distance."""
-        raise AssertionError("only called on schemes that override it")
+    def value(self, prepared: PreparedT, layer_params: LayerParams) -> DistanceTable:
+        """Return a vector per distance that is added to the value of every key at that distance."""
+        raise NotImplementedError
 
-    def layer_module(self) -> nn.Module | None:
-        """The parameters of one layer, kept in that layer's attention module; None if all layers share theirs."""
+    def layer_module(self) -> LayerParameters | None:
+        """Create the parameters of one layer, stored in its attention module; None if layers have none of their own."""
         return None
 
     def reset_parameters(self) -> None:
-        """Initialise own parameters, through `transformers.initialization` so that loaded ones are left alone."""
+        """Initialize the scheme's own parameters, with `transformers.initialization` so that loaded ones are kept."""
 
     def uses_rotate_half(self) -> bool:
-        """Whether `prepare` gives first cosines and sines, (B, 1, Q, D), of turns of features half a head apart.
+        """Whether `prepare` returns first a cos and a sin, (B, 1, Q, D), for LLaMA's `rotate_half` formula.
 
-        LLaMA's own code turns that way: where nothing else asks for queries that are not turned, it is left to do it.
+        Architectures with rotary embeddings then apply them in their own code if no other scheme acts in the layer.
         """
         return False
 
     def uses_stock_table(self) -> bool:
-        """Whether the architecture's own position table stays and is used by this scheme."""
+        """Whether the scheme keeps and uses the architecture's own position table."""
         return False
 
     def patch_embedding(self, table: nn.Embedding, scheme_owned: bool) -> nn.Embedding:
-        """Return the module that replaces the architecture's position table, or the table itself to keep it.
-
-        Called only if `uses_stock_table()`. The replacement must hold the same `weight` parameter.
+        """Replace the architecture's position table. Called only if `uses_stock_table()`.
 
         Args:
             table: The architecture's table.
             scheme_owned: Whether the architecture must get zeros from it, because `embed` reads the table itself
-                (`Positions.table`).
+                (through `Positions.table`).
+
+        Returns:
+            The replacement, which must hold the same `weight` parameter, or the table itself to leave it in place.
         """
         return table
 
 
-class LayerModule(nn.Module):
-    """Base of what `Scheme.layer_module` returns: parameters with an initialisation of their own."""
+class SchemeModule(nn.Module):
+    """Base of modules inside a scheme that initialize their own parameters."""
 
     def reset_parameters(self) -> None:
-        """Initialise own parameters, through `transformers.initialization` so that loaded ones are left alone."""
+        """Initialize the parameters, with `transformers.initialization` so that loaded ones are kept."""
 
 
-class LayerParameters(LayerModule):
-    """A part that hands out its parameters by name, when it is called: hooks that bring them in must fire."""
+class LayerParameters(SchemeModule):
+    """Named parameters of a scheme in one layer, or shared by all layers. Calling it returns them by name.
+
+    Read them through the call only, so that hooks which fetch weights (offloading, FSDP, ZeRO) fire.
+
+    Args:
+        **parameters: The shape and the initializer of each parameter.
+
+    Example:
+        >>> LayerParameters(u=((num_heads, head_size), init.zeros_))()["u"]
+    """
+
+    def __init__(self, **parameters: tuple[tuple[int, ...], Initializer]) -> None:
+        super().__init__()
+        self.initializers: dict[str, Initializer] = {}
+        for name, (shape, initializer) in parameters.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+            self.initializers[name] = initializer
+
+    def reset_parameters(self) -> None:
+        for name, parameter in self.named_parameters():
+            self.initializers[name](parameter)
 
     def forward(self) -> dict[str, torch.Tensor]:
         return dict(self.named_parameters(recurse=False))

@@ -1,8 +1,6 @@
-"""Disentangled attention: content meets position, and position meets content, by a table of relative positions."""
+"""DeBERTa (He et al. 2021): disentangled attention between content and relative positions."""
 
-from __future__ import annotations
-
-import dataclasses
+import functools
 import math
 from typing import Literal
 
@@ -10,124 +8,98 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .base import Kind, LayerParameters, LayerParams, ModelShape, Scheme
+from ..errors import PosEncError
+from . import Content, Kind, LayerParameters, LayerParams, ModelShape, Options, Positions, Scheme, option
+from .base import Initializer
 from .functional import BASE, sinusoids, tiled_identity
-from .inputs import Content, Positions
-from .options import Options, at_least, option
 from .terms import DistanceTable, KeyTerm, QueryTerm, Term
 
-NORM_EPSILON, SPREAD = 1e-7, 0.02
-"""Of DeBERTa's own layer norms and of its initialisation."""
+NORM_EPSILON, INIT_STD = 1e-7, 0.02
+"""As in DeBERTa's code."""
 
 
-def _are_terms(terms: list[str]) -> str | None:
-    return None if terms and len(set(terms)) == len(terms) else "must name one or both, each once"
-
-
-def _are_buckets(buckets: int) -> str | None:
-    return None if buckets == 0 or buckets >= 4 else "must be 0 (none) or at least 4"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DebertaOptions(Options):
-    terms: list[Literal["c2p", "p2c"]] = option(
-        ["c2p", "p2c"],
-        "content to position (query . position key), position to content (position query . key)",
-        _are_terms,
-    )
-    max_distance: int = option(512, "distance from which on all keys share a row, on either side", at_least(1))
-    buckets: int = option(0, "rows on either side, widening with the distance; 0: one for each distance", _are_buckets)
-    share_projections: bool = option(
-        True, "send positions through the layer's own query and key projections (v2, v3); false: through their own (v1)"
-    )
-    norm: Literal["layer_norm"] | None = option("layer_norm", "a norm on the table of positions (v2, v3), or none (v1)")
-    init: Literal["neutral", "paper"] = option(
-        "neutral", "content as it was and positions silent, or the paper's scales and a table at random"
-    )
+    terms: list[Literal["c2p", "p2c"]] = option(["c2p", "p2c"], "content to position, position to content")
+    max_distance: int = option(512, "distances beyond this share a row, on either side", minimum=1)
+    buckets: int = option(0, "rows per side, widening with the distance; 0: one row per distance", minimum=0)
+    share_projections: bool = option(True, "project positions with the layer's query and key weights (v2, v3)")
+    norm: Literal["layer_norm"] | None = option("layer_norm", "normalization of the position table (v2, v3); None: v1")
+    init: Literal["neutral", "paper"] = option("neutral", "no positions, or the paper's scales and a random table")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.terms or len(set(self.terms)) < len(self.terms):
+            raise PosEncError(f"terms must name 'c2p', 'p2c' or both, each once, got {self.terms!r}")
+        if 0 < self.buckets < 4:
+            raise PosEncError(f"buckets must be 0 (one row per distance) or at least 4, got {self.buckets}")
+        exact = self.buckets // 2
+        if exact and self.max_distance <= exact + 1:
+            raise PosEncError(
+                f"max_distance must be above {exact + 1} if buckets={self.buckets}, got {self.max_distance}"
+            )
 
 
 def log_buckets(relative: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
-    """Query minus key, made coarser from half the buckets on. In float32 and DeBERTa's order: edges depend on it."""
+    """DeBERTa's bucket of query minus key. Float32 logs in DeBERTa's order, which the bucket edges depend on."""
     middle = buckets // 2
     far = relative.abs().clamp(min=middle).float()
-    widening = torch.log(far / middle) / torch.log(torch.tensor((max_distance - 1) / middle, device=far.device))
-    coarse = (torch.ceil(widening * (middle - 1)) + middle).long()
+    log_ratio = torch.log(far / middle) / torch.log(torch.tensor((max_distance - 1) / middle, device=far.device))
+    coarse = (torch.ceil(log_ratio * (middle - 1)) + middle).long()
     return torch.where(relative.abs() <= middle, relative, coarse * relative.sign())
 
 
-class LayerScales(LayerParameters):
-    """What a layer has of its own: how much content and positions count, and projections unless they are shared.
-
-    Content is scaled by 1 + `content_change`, positions by `position_gain`: zero is neutral for both, so that weight
-    decay pulls that way and not towards a layer without content.
-    """
-
-    def __init__(self, shape: ModelShape, options: DebertaOptions) -> None:
-        super().__init__()
-        self.options = options
-        self.content_change = nn.Parameter(torch.empty(shape.num_heads))
-        self.position_gain = nn.Parameter(torch.empty(shape.num_heads))
-        if not options.share_projections:
-            width = shape.num_heads * shape.head_size
-            if "c2p" in options.terms:
-                self.key_projection = nn.Parameter(torch.empty(width, shape.hidden_size))
-            if "p2c" in options.terms:
-                self.query_projection = nn.Parameter(torch.empty(width, shape.hidden_size))
-                self.query_bias = nn.Parameter(torch.empty(width))
-
-    def reset_parameters(self) -> None:
-        paper = self.options.init == "paper"
-        init.constant_(self.content_change, (1 + len(self.options.terms)) ** -0.5 - 1 if paper else 0.0)
-        init.constant_(self.position_gain, 1.0 if paper else 0.0)
-        for name in ("key_projection", "query_projection"):
-            if hasattr(self, name):
-                weight = getattr(self, name)
-                if paper:
-                    init.normal_(weight, std=SPREAD)
-                else:
-                    init.copy_(weight, tiled_identity(*weight.shape))
-        if hasattr(self, "query_bias"):
-            init.zeros_(self.query_bias)
+def _init_tiled_identity(weight: torch.Tensor) -> None:
+    init.copy_(weight, tiled_identity(*weight.shape))
 
 
-class Deberta(Scheme):
-    """Queries meet the keys of relative positions, and keys their queries, beside the product of contents.
+class Deberta(Scheme[DebertaOptions, torch.Tensor]):
+    """Queries attend to relative-position keys, and relative-position queries to keys, in addition to the content.
 
-    Each of the three is scaled by 1 / sqrt(d (1 + number of terms)) under init = "paper". The table is one for all
-    layers. DeBERTa's dropout on it is left out.
+    All layers share the position table. With init="paper" each of the three products is scaled by
+    1 / sqrt(d (1 + number of terms)). DeBERTa's dropout on the table is left out.
     """
 
     name = "deberta"
     paper = "He et al. 2021, https://arxiv.org/abs/2006.03654; v3: https://arxiv.org/abs/2111.09543"
     kind = Kind.CONTENT
-    formula = "[q_i.k_j + q_i.K_delta + k_j.Q_delta] / sqrt(d (1 + terms)), K and Q of a table by delta = i - j"
-    cost = "a table for all layers, two numbers a head and layer, v1's projections; queries and keys x rows, gathers"
-    neutral = "`position_gain` and `content_change` are 0; the papers have neither: 1 and 1 / sqrt(1 + terms) - 1 there"
+    formula = "[q_i.k_j + q_i.K_delta + k_j.Q_delta] / sqrt(d (1 + terms)), K and Q from a table by delta = i - j"
+    cost = "one table, two scalars per head and layer, v1's projections; queries and keys x rows, gathers"
+    neutral = "`position_gain` and `content_change` are 0; the papers fix them at 1 and 1 / sqrt(1 + terms) - 1"
     extends = True
     Options = DebertaOptions
-    options: DebertaOptions
 
     def __init__(self, options: DebertaOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
-        if options.buckets and options.max_distance - 1 <= options.buckets // 2:
-            raise ValueError(
-                f"deberta: max_distance must be above {options.buckets // 2 + 1}, where buckets begin to widen "
-                f"(buckets={options.buckets}), got {options.max_distance}"
-            )
         self.span = options.buckets or options.max_distance
         self.table = nn.Parameter(torch.empty(2 * self.span, shape.hidden_size))
         if options.norm:
             self.norm = nn.LayerNorm(shape.hidden_size, eps=NORM_EPSILON)
 
-    def layer_module(self) -> LayerScales:
-        return LayerScales(self.shape, self.options)
+    def layer_module(self) -> LayerParameters:
+        """Content is scaled by 1 + `content_change`, positions by `position_gain`: weight decay pulls to neutral."""
+        heads, width, terms = self.shape.num_heads, self.shape.num_heads * self.shape.head_size, self.options.terms
+        content_change, position_gain = 0.0, 0.0
+        init_projection: Initializer = _init_tiled_identity
+        if self.options.init == "paper":
+            content_change, position_gain = (1 + len(terms)) ** -0.5 - 1, 1.0
+            init_projection = functools.partial(init.normal_, std=INIT_STD)
+        projection = ((width, self.shape.hidden_size), init_projection)
+        parameters: dict[str, tuple[tuple[int, ...], Initializer]] = {
+            "content_change": ((heads,), functools.partial(init.constant_, val=content_change)),
+            "position_gain": ((heads,), functools.partial(init.constant_, val=position_gain)),
+        }
+        if not self.options.share_projections and "c2p" in terms:
+            parameters["key_projection"] = projection
+        if not self.options.share_projections and "p2c" in terms:
+            parameters |= {"query_projection": projection, "query_bias": ((width,), init.zeros_)}
+        return LayerParameters(**parameters)
 
     def reset_parameters(self) -> None:
         if self.options.init == "paper":
-            init.normal_(self.table, std=SPREAD)
-        else:  # a table that tells distances apart, so that there is something to learn from
-            places = torch.arange(-self.span, self.span)
-            init.copy_(self.table, sinusoids(places, self.shape.hidden_size, BASE, "halves", torch.float32))
+            init.normal_(self.table, std=INIT_STD)
+        else:  # rows that differ by distance, so that the gains have something to learn from
+            rows = torch.arange(-self.span, self.span)
+            init.copy_(self.table, sinusoids(rows, self.shape.hidden_size, BASE, "halves", torch.float32))
 
     def prepare(self, positions: Positions) -> torch.Tensor:
         relative = -positions.distances
@@ -135,27 +107,24 @@ class Deberta(Scheme):
             relative = log_buckets(relative, self.options.buckets, self.options.max_distance)
         return (relative + self.span).clamp(0, 2 * self.span - 1)
 
-    def content_scale(self, part: LayerParams | None) -> torch.Tensor:
-        assert part is not None
-        return 1 + part()["content_change"]
+    def content_scale(self, layer_params: LayerParams) -> torch.Tensor:
+        return 1 + layer_params()["content_change"]
 
-    def score(self, prepared: torch.Tensor, part: LayerParams | None, content: Content) -> list[Term]:
-        assert part is not None
-        own, options = part(), self.options
-        table = self.norm(self.table) if options.norm else self.table
-        if options.share_projections:
-            queries, keys = content.project(table)
-        else:
-            heads = (self.shape.num_heads, self.shape.head_size)
-            linear = nn.functional.linear
-            if "c2p" in options.terms:
-                keys = linear(table, own["key_projection"]).unflatten(-1, heads).transpose(0, 1)
-            if "p2c" in options.terms:
-                queries = linear(table, own["query_projection"], own["query_bias"]).unflatten(-1, heads).transpose(0, 1)
-        scale = own["position_gain"][:, None, None] * (content.scaling / math.sqrt(1 + len(options.terms)))
-        terms: list[Term] = []
-        if "c2p" in options.terms:
-            terms.append(QueryTerm(DistanceTable(keys * scale, prepared)))
-        if "p2c" in options.terms:
-            terms.append(KeyTerm(DistanceTable(queries * scale, prepared)))
-        return terms
+    def score(self, prepared: torch.Tensor, layer_params: LayerParams, content: Content) -> list[Term]:
+        params, terms, heads = layer_params(), self.options.terms, (self.shape.num_heads, self.shape.head_size)
+        table = self.norm(self.table) if self.options.norm else self.table
+
+        def project(name: str) -> torch.Tensor:
+            rows = nn.functional.linear(table, params[f"{name}_projection"], params.get(f"{name}_bias"))
+            return rows.view(-1, *heads).transpose(0, 1)
+
+        scale = params["position_gain"][:, None, None] * (content.scaling / math.sqrt(1 + len(terms)))
+        shared = content.project(table) if self.options.share_projections else None
+        result: list[Term] = []
+        if "c2p" in terms:
+            keys = project("key") if shared is None else shared[1]
+            result.append(QueryTerm(DistanceTable(keys * scale, prepared)))
+        if "p2c" in terms:
+            queries = project("query") if shared is None else shared[0]
+            result.append(KeyTerm(DistanceTable(queries * scale, prepared)))
+        return result

@@ -1,73 +1,47 @@
-"""A penalty that grows with distance as a logarithm or a power, its shape learned by every head."""
+"""KERPLE (Chi et al. 2022): a logarithmic or power-law distance penalty, learned per head."""
 
-from __future__ import annotations
-
-import dataclasses
+import functools
 from typing import Literal
 
 import torch
-from torch import nn
 from transformers import initialization as init
 
-from .base import Kind, LayerModule, LayerParams, Scheme
-from .inputs import Content, Positions
-from .options import Options, option
-from .terms import DistanceBias
+from . import Content, DistanceBias, Kind, LayerParameters, LayerParams, Options, Positions, Scheme, option
+from .functional import broadcast_heads
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class KerpleOptions(Options):
     kind: Literal["log", "power"] = option("log", "-p ln(1 + a |r|), or -a |r|^p with p at most 2")
-    init: Literal["neutral", "paper"] = option(
-        "neutral", "start as no penalty at all, or as the paper does: p uniform up to 2, a uniform up to 1"
-    )
+    init: Literal["neutral", "paper"] = option("neutral", "no penalty, or as in the paper: p uniform to 2, a to 1")
 
 
-class Kernel(LayerModule):
-    """The two numbers a and p of every head of one layer. Neutral: the factor in front (p or a) is zero."""
-
-    def __init__(self, num_heads: int, options: KerpleOptions) -> None:
-        super().__init__()
-        self.options = options
-        self.a = nn.Parameter(torch.empty(num_heads))
-        self.p = nn.Parameter(torch.empty(num_heads))
-
-    def reset_parameters(self) -> None:
-        if self.options.init == "paper":
-            init.uniform_(self.a, 0.0, 1.0)
-            init.uniform_(self.p, 0.0, 2.0)
-        else:
-            init.constant_(self.a, 1.0 if self.options.kind == "log" else 0.0)
-            init.constant_(self.p, 0.0 if self.options.kind == "log" else 1.0)
-
-    def forward(self, distance: torch.Tensor) -> torch.Tensor:
-        a, p = (number.to(distance.dtype).view(-1, *[1] * distance.dim()) for number in (self.a, self.p))
-        if self.options.kind == "log":
-            return -p.clamp(min=0) * torch.log1p(a.clamp(min=0) * distance)
-        # A power has no finite slope at distance zero, where the penalty is zero whatever its parameters are.
-        power = distance.clamp(min=1) ** p.clamp(min=1e-2, max=2)
-        return -a.clamp(min=0) * torch.where(distance > 0, power, torch.zeros_like(power))
-
-
-class Kerple(Scheme):
-    """Logits fall with the distance along a kernel, logarithmic or a power, that every head of every layer learns."""
+class Kerple(Scheme[KerpleOptions, torch.Tensor]):
+    """Logits fall with the distance along a logarithmic or power-law kernel that every head of every layer learns."""
 
     name = "kerple"
     paper = "Chi et al. 2022, https://arxiv.org/abs/2205.09921"
     kind = Kind.DISTANCE
     formula = "q.k / sqrt(d) - p ln(1 + a |r|), or - a |r|^p"
-    cost = "two numbers a head and layer; one vector a head"
+    cost = "two scalars per head and layer; one bias vector per head"
     neutral = "`p` (log) or `a` (power) is 0"
     extends = True
     Options = KerpleOptions
-    options: KerpleOptions
 
-    def layer_module(self) -> Kernel:
-        return Kernel(self.shape.num_heads, self.options)
+    def layer_module(self) -> LayerParameters:
+        heads, log = (self.shape.num_heads,), self.options.kind == "log"
+        if self.options.init == "paper":
+            a, p = (functools.partial(init.uniform_, a=0.0, b=limit) for limit in (1.0, 2.0))
+        else:  # the factor in front of the kernel is zero
+            a, p = (init.ones_, init.zeros_) if log else (init.zeros_, init.ones_)
+        return LayerParameters(a=(heads, a), p=(heads, p))
 
     def prepare(self, positions: Positions) -> torch.Tensor:
         return positions.distances.abs().to(positions.dtype)
 
-    def score(self, prepared: torch.Tensor, part: LayerParams | None, content: Content) -> DistanceBias:
-        assert part is not None
-        return DistanceBias(part(prepared))
+    def score(self, prepared: torch.Tensor, layer_params: LayerParams, content: Content) -> DistanceBias:
+        a, p = (broadcast_heads(layer_params()[name], prepared) for name in ("a", "p"))
+        if self.options.kind == "log":
+            return DistanceBias(-p.clamp(min=0) * torch.log1p(a.clamp(min=0) * prepared))
+        # A power has no finite gradient at distance 0, where the penalty is 0 for all parameters.
+        power = prepared.clamp(min=1) ** p.clamp(min=1e-2, max=2)
+        return DistanceBias(-a.clamp(min=0) * torch.where(prepared > 0, power, torch.zeros_like(power)))

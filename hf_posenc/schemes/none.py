@@ -1,6 +1,6 @@
-"""No position signal at all (NoPE)."""
+"""NoPE (Kazemnejad et al. 2023): no position encoding at all."""
 
-from .base import Kind, Scheme
+from . import Kind, Scheme
 
 
 class NoPositions(Scheme):
@@ -10,6 +10,5 @@ class NoPositions(Scheme):
     paper = "Kazemnejad et al. 2023, https://arxiv.org/abs/2305.19466"
     kind = Kind.NOTHING
     formula = "q.k / sqrt(d)"
-    cost = "nothing"
-    neutral = "no parameters"
+    cost = "none"
     extends = True

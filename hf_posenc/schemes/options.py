@@ -1,103 +1,115 @@
-"""Options of a scheme: frozen keyword-only dataclasses, checked against their own type hints when built."""
+"""Scheme options: frozen dataclasses that check their values against their type hints and bounds."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import math
+import sys
 import types
 import typing
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
 
+from typing_extensions import dataclass_transform
+
+from ..errors import PosEncError
 from ..validation import MAX_INTEGER, truncate_repr
 
-Check = Callable[[Any], "str | None"]
+T = typing.TypeVar("T")
 
 
-def option(default: Any, doc: str, check: Check | None = None) -> Any:
-    """A field of an options dataclass; `check` returns what is wrong with a value, or None."""
-    metadata = {"doc": doc, "check": check, "default": default}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+def option(
+    default: T, doc: str, *, minimum: float | None = None, above: float | None = None, maximum: float | None = None
+) -> T:
+    """Declare a field of an options dataclass.
+
+    Args:
+        default: The value if the user gives none.
+        doc: What the option does, in one line. Shown by `list_schemes` and in the reference page.
+        minimum: The smallest valid number.
+        above: A number that valid values must exceed.
+        maximum: The largest valid number.
+
+    Returns:
+        A dataclass field, typed as its default.
+
+    Example:
+        >>> num_buckets: int = option(32, "rows of the bias table", minimum=2)
+    """
+    metadata = {"default": default, "doc": doc, "minimum": minimum, "above": above, "maximum": maximum}
+    return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
 
 
-def positive(value: float) -> str | None:
-    return None if value > 0 else "must be above 0"
-
-
-def at_least(minimum: float) -> Check:
-    return lambda value: None if value >= minimum else f"must be at least {minimum}"
-
-
-def fraction(value: float) -> str | None:
-    return None if 0 < value <= 1 else "must be above 0 and at most 1"
-
-
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a scheme can be told. Subclasses add fields made with `option`."""
+    """Base of all scheme options. Subclasses become frozen, keyword-only dataclasses; declare fields with `option`.
+
+    Options are built from JSON, so a field is typed as a bool, int, float, str, Literal, list, dict, None or a union.
+
+    Raises:
+        PosEncError: If a value does not match its type hint or is out of bounds.
+
+    Example:
+        >>> class MyOptions(Options):
+        ...     slope: float = option(0.1, "penalty per token of distance", above=0)
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not matches_type(hints[field.name], value):
-                raise ValueError(
-                    f"{field.name} must be {describe_type(hints[field.name])}, got {truncate_repr(value)}{_way_out(field.name, value)}"
-                )
-            if isinstance(value, int) and value > MAX_INTEGER:
-                raise ValueError(f"{field.name} must be at most {MAX_INTEGER:,}, got {truncate_repr(value)}")
-            check = field.metadata["check"]
-            if value is not None and check is not None and (problem := check(value)):
-                raise ValueError(f"{field.name} {problem}, got {truncate_repr(value)}")
+            name, value, hint = field.name, getattr(self, field.name), hints[field.name]
+            assert field.metadata, f"declare {name} with option(), and do not decorate {type(self).__name__}"
+            if not matches_type(value, hint):
+                # A fitted start cannot be an option: the scheme would be fitted again on every load.
+                fit = "; hf_posenc.fit and hf-posenc train fit a scheme to a checkpoint" if value == "fit" else ""
+                raise PosEncError(f"{name} must be {describe_type(hint)}, got {truncate_repr(value)}{fit}")
+            if isinstance(value, (int, float)) and (problem := _out_of_bounds(value, field.metadata)):
+                raise PosEncError(f"{name} must be {problem}, got {truncate_repr(value)}")
 
 
-def _way_out(name: str, value: Any) -> str:
-    """What somebody meant who wrote something that a config cannot do: it would fit again whenever it is loaded."""
-    if (name, value) == ("init", "fit"):
-        return "; hf_posenc.fit and hf-posenc train fit a scheme to the encoding that a checkpoint has"
-    return ""
+def _out_of_bounds(value: float, bounds: Mapping[str, float | None]) -> str | None:
+    minimum, above, maximum = bounds["minimum"], bounds["above"], bounds["maximum"]
+    if maximum is None and isinstance(value, int):
+        maximum = MAX_INTEGER
+    if above is not None and value <= above:
+        return f"above {above}"
+    if minimum is not None and value < minimum:
+        return f"at least {minimum}"
+    return f"at most {maximum:,}" if maximum is not None and value > maximum else None
 
 
-def matches_type(hint: Any, value: Any) -> bool:
-    """Whether `value`, as it comes out of JSON, is of the type `hint`."""
-    origin = typing.get_origin(hint)
+def matches_type(value: object, hint: object) -> bool:
+    """Whether a value read from JSON has the type of a hint."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(matches_type(part, value) for part in typing.get_args(hint))
+        return any(matches_type(value, member) for member in arguments)
     if origin is typing.Literal:
-        return isinstance(value, str) and value in typing.get_args(hint)
+        return isinstance(value, str) and value in arguments
     if origin is list:
-        (item,) = typing.get_args(hint)
-        return isinstance(value, list) and all(matches_type(item, part) for part in value)
-    if origin is not None:
-        return isinstance(value, origin)
+        return isinstance(value, list) and all(matches_type(item, arguments[0]) for item in value)
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_float(value)
+        # False for NaN, infinities and integers that no float can hold.
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
+    expected = origin or hint
+    assert isinstance(expected, type)
+    return isinstance(value, expected)
 
 
-def _is_float(value: float) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:  # a whole number too long for a float
-        return False
-
-
-def describe_type(hint: Any) -> str:
-    """A type hint in words that stand in an error message or a reference page."""
-    origin = typing.get_origin(hint)
+def describe_type(hint: object) -> str:
+    """A type hint in words, for error messages and the reference page."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(describe_type(part) for part in typing.get_args(hint))
+        return " or ".join(describe_type(member) for member in arguments)
     if origin is typing.Literal:
-        return " or ".join(repr(part) for part in typing.get_args(hint))
-    if hint is type(None):
-        return "None"
-    if origin is dict:
-        return "a dict"
+        return " or ".join(repr(member) for member in arguments)
     if origin is list:
-        return f"a list of {', '.join(map(describe_type, typing.get_args(hint)))}"
-    words = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a string"}
-    return words.get(hint, str(getattr(hint, "__name__", hint)))
+        return f"a list of {describe_type(arguments[0])}"
+    words = {float: "a finite number", int: "a whole number", bool: "true or false", dict: "a dict", type(None): "None"}
+    expected = origin or hint
+    assert isinstance(expected, type)
+    return words.get(expected, expected.__name__)

@@ -1,43 +1,27 @@
-"""Sines and cosines of the position at geometrically spaced wavelengths, mixed into the word embeddings."""
+"""Sinusoidal position embeddings (Vaswani et al. 2017): sines and cosines at geometric wavelengths."""
 
-from __future__ import annotations
-
-import dataclasses
 from typing import Literal
 
 import torch
 
-from .base import Kind
+from . import InputScheme, MixOptions, Positions, option
 from .functional import BASE, sinusoids
-from .inputs import Positions
-from .mixing import InputScheme, MixOptions
-from .options import option
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SinusoidalOptions(MixOptions):
-    base: float = option(
-        BASE,
-        "longest wavelength over 2 pi",
-        lambda base: None if base > 1 else "must be above 1",
-    )
-    layout: Literal["interleaved", "halves"] = option(
-        "interleaved", "sine at even and cosine at odd features, or all sines first"
-    )
+    base: float = option(BASE, "longest wavelength over 2 pi", above=1)
+    layout: Literal["interleaved", "halves"] = option("interleaved", "sines and cosines in turn, or all sines first")
 
 
-class Sinusoidal(InputScheme):
-    """Fixed sines and cosines of the position, mixed into the word embeddings."""
+class Sinusoidal(InputScheme[SinusoidalOptions]):
+    """Fixed sines and cosines of the position, combined with the token embeddings."""
 
     name = "sinusoidal"
     paper = "Vaswani et al. 2017, https://arxiv.org/abs/1706.03762"
-    kind = Kind.INPUT
     formula = "x_i + [sin(i / base^(2k/E)), cos(i / base^(2k/E))]"
-    cost = "no parameters; one table a forward"
-    neutral = 'no parameters but a mix\'s, which leaves the position out under `mix_init` = "neutral"'
+    cost = "no parameters; one table per forward pass"
     extends = True
     Options = SinusoidalOptions
-    options: SinusoidalOptions
 
     def position_embeddings(self, positions: Positions) -> torch.Tensor:
         base, layout = self.options.base, self.options.layout

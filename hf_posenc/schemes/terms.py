@@ -1,6 +1,6 @@
-"""The forms that a score term can take. Each says what the term is a function of, so that the engine can do it cheaply.
+"""The forms a score term can take. Each says what the term depends on, so that `attention/` can apply it cheaply.
 
-Shape legend: B batch, H heads, Q queries, K keys, D width of a head, L = Q + K - 1 distances, R rows of a table.
+Shape legend: B batch, H heads, Q queries, K keys, D head size, L = Q + K - 1 distances, R rows of a table.
 """
 
 from __future__ import annotations
@@ -12,45 +12,54 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class DistanceBias:
-    """Of head and distance only: one value a head for each of `Positions.distances`."""
+    """A bias that depends on the head and the distance only, as in ALiBi and T5.
+
+    Attributes:
+        values: The bias at each of `Positions.distances`: (H, L) if positions are uniform, else (H, B, Q, K).
+    """
 
     values: torch.Tensor
-    """(H, L) where positions are uniform, else (H, B, Q, K)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DistanceTable:
-    """A vector for each distance: rows of a table, and which of them belongs to each of `Positions.distances`."""
+    """One vector per distance, stored as rows of a table and the row of each distance.
+
+    Attributes:
+        rows_HRD: The vectors, (H or 1, R, D).
+        index: The row of each of `Positions.distances`: (L,) if positions are uniform, else (B, Q, K).
+    """
 
     rows_HRD: torch.Tensor
-    """(H or 1, R, D)."""
     index: torch.Tensor
-    """(L,) where positions are uniform, else (B, Q, K)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryTerm:
-    """Of the query and the distance: the product of the query, before any rotation, and the distance's vector."""
+    """The dot product of the query (before rotation) and a vector per distance, as in Shaw et al. 2018."""
 
     table: DistanceTable
 
 
 @dataclasses.dataclass(frozen=True)
 class KeyTerm:
-    """Of the key and the distance: the product of the key, as it is cached, and the distance's vector."""
+    """The dot product of the key (as cached) and a vector per distance, as DeBERTa's position-to-content term."""
 
     table: DistanceTable
 
 
 @dataclasses.dataclass(frozen=True)
 class Separable:
-    """A product of something of the query and something of the key: f(i) . g(j)."""
+    """The dot product of a function of the query and a function of the key, f(i) . g(j), as in TUPE.
+
+    Attributes:
+        queries: f(i), (B or 1, H or 1, Q, any width).
+        keys: g(j), (B or 1, H or 1, K, the same width).
+    """
 
     queries: torch.Tensor
-    """(B or 1, H or 1, Q, any width)."""
     keys: torch.Tensor
-    """(B or 1, H or 1, K, the same width)."""
 
 
 Term = DistanceBias | QueryTerm | KeyTerm | Separable | torch.Tensor
-"""A tensor is a term of anything else, written out: (B or 1, H, Q or 1, K)."""
+"""Any score term. A plain tensor, (B or 1, H, Q or 1, K), is for terms that fit none of the cheaper forms."""

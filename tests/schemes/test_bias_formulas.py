@@ -1,13 +1,18 @@
-"""Schemes that no library has, against their formula written out plainly: forward and gradient, each with a control."""
+"""Bias, rotation and table schemes against plain loops over their formulas, forward and gradients, with controls."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 import hf_posenc
+from hf_posenc.errors import PosEncError
+from hf_posenc.schemes import LayerParameters
+from hf_posenc.schemes.fire import HIDDEN_UNITS, piecewise_mlp
+from hf_posenc.schemes.functional import sinusoids
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES
@@ -16,12 +21,17 @@ from tests.support.oracles import LENGTH, compare, equals_stock_with, tolerance
 by_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
+def layer_parameters(model: Any) -> list[Any]:
+    """The scheme's parameter module in each layer."""
+    return [module for module in model.modules() if isinstance(module, LayerParameters)]
+
+
 @by_architecture
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_kerple_equals_a_loop_over_its_formula(architecture: str, kind: str) -> None:
-    """-p ln(1 + a |r|), or -a |r|^p, each head and layer with an a and a p of its own."""
+    """-p ln(1 + a |r|), or -a |r|^p, with a separate a and p per head and layer."""
     ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, {"type": "kerple", "kind": kind})
-    kernels = [module for module in model.modules() if type(module).__name__ == "Kernel"]
+    kernels = layer_parameters(model)
     assert len(kernels) == tiny.LAYERS
     theirs = [[number.detach().clone().requires_grad_() for number in (kernel.a, kernel.p)] for kernel in kernels]
     layers = []
@@ -51,19 +61,19 @@ def test_kerple_equals_a_loop_over_its_formula(architecture: str, kind: str) -> 
 
 
 @by_architecture
-def test_fire_equals_a_plain_network_over_its_formula(architecture: str) -> None:
-    """f(psi(|r|) / psi(max(i, L))) with psi(x) = ln(c x + 1) and f a network 1 -> 32 -> heads, run unit by unit."""
+def test_fire_equals_a_plain_mlp(architecture: str) -> None:
+    """f(psi(|r|) / psi(max(i, L))) with psi(x) = ln(c x + 1) and f an MLP 1 -> 32 -> heads, with all its units."""
     ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, "fire")
-    networks = [module for module in model.modules() if type(module).__name__ == "Network"]
+    networks = layer_parameters(model)
     assert len(networks) == tiny.LAYERS
     theirs = []
     for network in networks:
-        torch.nn.init.constant_(network.length, 5.0)  # inside of the input, so that both of its cases occur
+        torch.nn.init.constant_(network.length, 5.0)  # shorter than the input, so that both cases of the maximum occur
         theirs.append({name: value.detach().clone().requires_grad_() for name, value in network.named_parameters()})
-    places, layers = torch.arange(LENGTH, dtype=torch.float64), []
+    positions, layers = torch.arange(LENGTH, dtype=torch.float64), []
     for p in theirs:
-        reach = torch.maximum(places, p["length"])[:, None]
-        distances = (places[None, :] - places[:, None]).abs()
+        reach = torch.maximum(positions, p["length"])[:, None]
+        distances = (positions[None, :] - positions[:, None]).abs()
         inputs = torch.log(p["rate"] * distances + 1) / torch.log(p["rate"] * reach + 1)
         units = torch.relu(inputs[..., None] * p["inner_weight"] + p["inner_bias"])
         bias = units @ p["outer_weight"].T + p["outer_bias"]
@@ -74,7 +84,7 @@ def test_fire_equals_a_plain_network_over_its_formula(architecture: str) -> None
         compare(architecture, model, stock, expected, ids, tolerance(architecture))
     for network, p in zip(networks, theirs, strict=True):
         for name, ours in network.named_parameters():
-            if name == "outer_bias":  # the same for all keys: softmax does not see it
+            if name == "outer_bias":  # the same for all keys, which softmax ignores
                 continue
             scale = tolerance(architecture) * p[name].grad.abs().max().clamp(min=1).item()
             torch.testing.assert_close(ours.grad, p[name].grad, rtol=0, atol=scale, msg=lambda t, n=name: f"{n}: {t}")
@@ -84,28 +94,26 @@ def test_fire_equals_a_plain_network_over_its_formula(architecture: str) -> None
     assert (model(ids).logits - expected).abs().max() > 1e-4
 
 
-def test_fire_looks_its_network_up_exactly() -> None:
-    """Straight pieces between corners, against the network itself: also at corners, with dead and constant units."""
-    from hf_posenc.schemes.fire import UNITS, Network
-
+def test_piecewise_mlp_equals_the_mlp() -> None:
+    """Also at the kinks, and with units that are dead or constant."""
     generator = torch.Generator().manual_seed(0)
-    network = Network(3, "paper").to(torch.float64)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-        network.inner_weight[:3], network.inner_bias[0] = 0.0, 2.0
-        network.inner_bias[1], network.inner_bias[2] = -2.0, 0.0
-    corners = -network.inner_bias[3:] / network.inner_weight[3:]
-    inputs = torch.cat([torch.linspace(-4, 4, 301, dtype=torch.float64), corners.detach()])
-    assert len(corners) == UNITS - 3
-    units = torch.relu(inputs[:, None] * network.inner_weight + network.inner_bias)
-    expected = (units @ network.outer_weight.T + network.outer_bias).T
-    torch.testing.assert_close(network.through(inputs), expected, rtol=0, atol=1e-12)
+    shapes = {"inner_weight": (HIDDEN_UNITS,), "inner_bias": (HIDDEN_UNITS,), "outer_weight": (3, HIDDEN_UNITS)}
+    shapes["outer_bias"] = (3,)
+    params = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    weight, bias = params["inner_weight"], params["inner_bias"]
+    weight[:3] = 0.0
+    bias[:3] = torch.tensor([2.0, -2.0, 0.0])
+    kinks = -bias[3:] / weight[3:]
+    inputs = torch.cat([torch.linspace(-4, 4, 301, dtype=torch.float64), kinks])
+    units = torch.relu(inputs[:, None] * weight + bias)
+    expected = (units @ params["outer_weight"].T + params["outer_bias"]).T
+    torch.testing.assert_close(piecewise_mlp(params, inputs), expected, rtol=0, atol=1e-12)
+    assert (piecewise_mlp({**params, "inner_bias": bias + 0.01}, inputs) - expected).abs().max() > 1e-4
 
 
 @by_architecture
 def test_sandwich_equals_a_loop_over_its_formula(architecture: str) -> None:
-    """The product of two sinusoidal embeddings of width 128, less its maximum, over 8 h / H for head h."""
+    """The inner product of two sinusoidal embeddings of width 128, minus its maximum, over 8 h / H for head h."""
     ids, rows = tiny.tokens(2, LENGTH), []
     for head in range(1, tiny.HEADS + 1):
         for query in range(LENGTH):
@@ -124,47 +132,47 @@ def test_fire_starts_neutral_and_can_learn(architecture: str) -> None:
     stock, ids = tiny.model(architecture), tiny.tokens(2, LENGTH)
     expected = stock(ids).logits
     model = hf_posenc.retrofit(stock, ["learned", "fire"])
-    found = model(ids).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    found.square().mean().backward()
-    network = next(module for module in model.modules() if type(module).__name__ == "Network")
+    actual = model(ids).logits
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+    actual.square().mean().backward()
+    network = layer_parameters(model)[0]
     assert network.outer_weight.grad.abs().max() > 0
     paper = hf_posenc.retrofit(tiny.model(architecture), {"type": "fire", "init": "paper"})
-    network = next(module for module in paper.modules() if type(module).__name__ == "Network")
+    network = layer_parameters(paper)[0]
     assert network.outer_weight.abs().max() > 0
 
 
 @pytest.mark.parametrize("kind", ["log", "power"])
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 def test_kerple_starts_neutral_and_can_learn(architecture: str, kind: str) -> None:
-    """Beside the old table it changes nothing at first, and the factor that makes it so has a gradient."""
+    """Added to the learned table it changes nothing at first, and the zero factor has a gradient."""
     stock, ids = tiny.model(architecture), tiny.tokens(2, LENGTH)
     expected = stock(ids).logits
     model = hf_posenc.retrofit(stock, ["learned", {"type": "kerple", "kind": kind}])
-    found = model(ids).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    found.square().mean().backward()
-    kernel = next(module for module in model.modules() if type(module).__name__ == "Kernel")
+    actual = model(ids).logits
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+    actual.square().mean().backward()
+    kernel = layer_parameters(model)[0]
     assert (kernel.p if kind == "log" else kernel.a).grad.abs().min() > 0
     paper = hf_posenc.retrofit(tiny.model(architecture), {"type": "kerple", "kind": kind, "init": "paper"})
-    kernel = next(module for module in paper.modules() if type(module).__name__ == "Kernel")
+    kernel = layer_parameters(paper)[0]
     assert kernel.a.min() >= 0
     assert 0 <= kernel.p.min() <= kernel.p.max() <= 2
 
 
 @by_architecture
-def test_window_equals_stock_with_both_rows_added(architecture: str) -> None:
+def test_window_equals_stock_with_both_tables_added(architecture: str) -> None:
     ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, {"type": "window", "window_size": 5})
     scheme = model.base_model.position_scheme[0]
     assert scheme.windows.shape[0] == 10  # 48 positions in windows of 5
-    places, windows = (table.detach().clone().requires_grad_() for table in (scheme.places, scheme.windows))
-    rows = [places[position % 5] + windows[position // 5] for position in range(tiny.TRAINED_LENGTH)]
+    offsets, windows = (table.detach().clone().requires_grad_() for table in (scheme.offsets, scheme.windows))
+    rows = [offsets[position % 5] + windows[position // 5] for position in range(tiny.TRAINED_LENGTH)]
     stock, expected = oracles.embedded(architecture, ids, torch.stack(rows))
     compare(architecture, model, stock, expected, ids, tolerance(architecture))
-    if architecture == "llama":  # elsewhere the stock table is a leaf, and gradients end there
-        for ours, theirs in ((scheme.places, places), (scheme.windows, windows)):
-            scale = tolerance(architecture) * theirs.grad.abs().max().item()
-            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=scale)
+    if architecture == "llama":  # elsewhere the oracle copies the table into a stock weight, where gradients end
+        for parameter, expected_table in ((scheme.offsets, offsets), (scheme.windows, windows)):
+            scale = tolerance(architecture) * expected_table.grad.abs().max().item()
+            torch.testing.assert_close(parameter.grad, expected_table.grad, rtol=0, atol=scale)
     far = model(torch.cat([ids] * 5, 1)).logits
     assert far.isfinite().all()
     with torch.no_grad():
@@ -174,8 +182,6 @@ def test_window_equals_stock_with_both_rows_added(architecture: str) -> None:
 
 @pytest.mark.parametrize("width", [7, 32, 33])
 def test_sinusoids_of_any_width_equal_a_loop(width: int) -> None:
-    from hf_posenc.schemes.sinusoidal import sinusoids
-
     for layout in ("interleaved", "halves"):
         table = sinusoids(torch.arange(40), width, 10000.0, layout, torch.float64)
         for position in (0, 1, 17, 39):
@@ -198,10 +204,10 @@ def test_partial_and_interleaved_rope_equal_the_papers_rotation(architecture: st
     ids, turned = tiny.tokens(2, LENGTH), int(8 * share)
     turn = oracles.complex_turn(LENGTH, 500.0, turned, layout == "interleaved")
     scheme = {"type": "rope", "theta": 500.0, "layout": layout, "partial_rotary_factor": share}
-    # Our angles are float32 products, as LLaMA's own; the oracle's are float64.
+    # Angles are float32 products, like LLaMA's; the oracle's are float64.
     layers = [oracles.Layer(turn=turn)] * tiny.LAYERS
     _, expected = equals_stock_with(architecture, scheme, layers, ids, 2e-5)
-    if turned > 2:  # of two features, both layouts are the same
+    if turned > 2:  # with two features both layouts are the same
         other = {**scheme, "layout": "halves" if layout == "interleaved" else "interleaved"}
         assert (tiny.model(architecture, other)(ids).logits - expected).abs().max() > 1e-3
 
@@ -209,29 +215,29 @@ def test_partial_and_interleaved_rope_equal_the_papers_rotation(architecture: st
 @by_architecture
 def test_xpos_equals_a_loop_over_its_formula(architecture: str) -> None:
     """Rotation, then q times zeta^((i - c) / base) and k divided by the same at j, zeta = (2k + 0.4 d) / (1.4 d)."""
-    ids, base, centre = tiny.tokens(2, LENGTH), 20.0, tiny.TRAINED_LENGTH // 2
+    ids, base, center = tiny.tokens(2, LENGTH), 20.0, tiny.TRAINED_LENGTH // 2
     rotation = oracles.complex_turn(LENGTH, 10000.0, 8, interleaved=False)
 
     def decayed(states: torch.Tensor, sign: int) -> torch.Tensor:
         result = rotation(states)
         for position in range(LENGTH):
             for pair in range(4):
-                factor = ((2 * pair + 0.4 * 8) / (1.4 * 8)) ** (sign * (position - centre) / base)
+                factor = ((2 * pair + 0.4 * 8) / (1.4 * 8)) ** (sign * (position - center) / base)
                 for feature in (pair, pair + 4):
                     result[:, :, position, feature] = result[:, :, position, feature] * factor
         return result
 
     layer = oracles.Layer(turn=lambda states: decayed(states, 1), turn_keys=lambda states: decayed(states, -1))
-    # Angles and factors are float32, as LLaMA's own angles; the oracle's are float64.
+    # Angles and factors are float32, like LLaMA's angles; the oracle's are float64.
     scheme = {"type": "xpos", "scale_base": base}
     _, expected = equals_stock_with(architecture, scheme, [layer] * tiny.LAYERS, ids, 2e-5)
     assert (tiny.model(architecture, {"type": "rope", "theta": 10000.0})(ids).logits - expected).abs().max() > 1e-3
 
 
-def test_xpos_refuses_what_its_decay_cannot_reach() -> None:
+def test_xpos_refuses_lengths_that_overflow() -> None:
     model = tiny.model("llama", {"type": "xpos", "scale_base": 16.0}, torch.float16)
     assert model(tiny.tokens(1, 60)).logits.isfinite().all()
-    with pytest.raises(ValueError, match=r"xpos: at \d+ positions.*float16.*scale_base"):
+    with pytest.raises(PosEncError, match=r"xpos: at \d+ positions.*float16.*scale_base"):
         model(tiny.tokens(1, 200))
 
 
@@ -240,8 +246,8 @@ def test_learned_slopes_get_the_gradient_of_the_bias(architecture: str) -> None:
     ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, {"type": "alibi", "learned": True})
     ours = next(parameter for name, parameter in model.named_parameters() if name.endswith("slopes"))
     theirs = ours.detach().clone().requires_grad_()
-    places = torch.arange(LENGTH, dtype=torch.float64)
-    bias = -theirs.view(1, -1, 1, 1) * (places[None, :] - places[:, None]).abs()
+    positions = torch.arange(LENGTH, dtype=torch.float64)
+    bias = -theirs.view(1, -1, 1, 1) * (positions[None, :] - positions[:, None]).abs()
     stock, expected = oracles.with_bias(architecture, ids, bias)
     compare(architecture, model, stock, expected, ids, tolerance(architecture))
     torch.testing.assert_close(
@@ -250,31 +256,31 @@ def test_learned_slopes_get_the_gradient_of_the_bias(architecture: str) -> None:
     assert theirs.grad.abs().min() > 1e-4
 
 
-@pytest.mark.parametrize("how", ["interpolate", "tile", "hierarchical"])
+@pytest.mark.parametrize("extend", ["interpolate", "tile", "hierarchical"])
 @pytest.mark.parametrize("architecture", ["gpt2", "bert"])
-def test_extended_tables_equal_a_loop(architecture: str, how: str) -> None:
+def test_extended_tables_equal_a_loop(architecture: str, extend: str) -> None:
     model, rows, longer = tiny.model(architecture), tiny.TRAINED_LENGTH, 2 * tiny.TRAINED_LENGTH
     path = "transformer.wpe" if architecture == "gpt2" else "bert.embeddings.position_embeddings"
     stock_table = model.get_submodule(path)
     weight = stock_table.weight.detach().clone()
     expected = torch.zeros(longer, tiny.WIDTH, dtype=torch.float64)
     for position in range(longer):
-        if how == "tile":
+        if extend == "tile":
             expected[position] = weight[position % rows]
-        elif how == "interpolate":
-            place = position * (rows - 1) / (longer - 1)
-            low, high = int(place), min(int(place) + 1, rows - 1)
-            expected[position] = weight[low] * (1 - (place - low)) + weight[high] * (place - low)
+        elif extend == "interpolate":
+            scaled = position * (rows - 1) / (longer - 1)
+            low, high = int(scaled), min(int(scaled) + 1, rows - 1)
+            expected[position] = weight[low] * (1 - (scaled - low)) + weight[high] * (scaled - low)
         else:
             base = [(row - 0.4 * weight[0]) / 0.6 for row in weight]
             expected[position] = 0.4 * base[position // rows] + 0.6 * base[position % rows]
-    hf_posenc.retrofit(model, {"type": "learned", "max_positions": longer, "extend": how})
-    found = model.get_submodule(path)(torch.arange(longer)[None])[0]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    if how != "interpolate":
-        assert torch.equal(found[:rows], weight)
+    hf_posenc.retrofit(model, {"type": "learned", "max_positions": longer, "extend": extend})
+    actual = model.get_submodule(path)(torch.arange(longer)[None])[0]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    if extend != "interpolate":
+        assert torch.equal(actual[:rows], weight)
     assert model(tiny.tokens(1, longer)).logits.isfinite().all()
-    with pytest.raises(ValueError, match=f"length {longer + 1}.*serves {longer} positions"):
+    with pytest.raises(ValueError, match=rf"{longer + 1}.*{longer} positions"):
         model(tiny.tokens(1, longer + 1))
     hf_posenc.restore(model)
     assert model.get_submodule(path) is stock_table

@@ -1,9 +1,9 @@
-"""Score and value terms that depend on the content, against their formula written out pair by pair.
+"""Schemes whose terms depend on the content, against their formulas pair by pair.
 
-The stock model of transformers runs with its positions silenced and an attention function that does everything by
-hand: logits from the formula, mask, softmax, weights times values. Then logits, gradients of all stock weights and
-gradients of every parameter of the scheme are compared. The second row ends in padding, the input is longer than any
-`max_distance`, and every layer's parameters are numbers of their own.
+The stock model runs with its positions zeroed and an attention function that does everything by hand: logits from the
+formula, mask, softmax, weights times values. Logits, and gradients of all stock weights and scheme parameters, are
+compared. The second row ends in padding, the input is longer than any `max_distance`, and every layer has different
+parameters.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ ROOT = math.sqrt(HEAD)
 
 @dataclasses.dataclass
 class Layer:
-    """What a formula is about in one layer. Keys and values of a group of heads stand there once for each head."""
+    """What a formula may use in one layer. Keys and values are repeated for the heads that share them."""
 
-    own: dict[str, torch.Tensor]
+    params: dict[str, torch.Tensor]
     shared: dict[str, torch.Tensor]
     query: torch.Tensor
     key: torch.Tensor
     visible: torch.Tensor
     """(B, n, n): True where the query may see the key."""
-    attending: Any
+    attention: Any
     causal: bool
 
     def product(self, i: int, j: int) -> torch.Tensor:
-        """q_i . k_j of each row and head."""
+        """q_i . k_j for each row and head."""
         return (self.query[:, :, i] * self.key[:, :, j]).sum(-1)
 
 
@@ -54,16 +54,16 @@ def clip(number: int, low: int, high: int) -> int:
 
 
 def for_all_pairs(score: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
-    """(B, H, n, n) of a function of the query's place and the key's."""
+    """(B, H, n, n): a function of the query's index and the key's."""
     rows = [torch.stack([score(i, j) for j in range(LENGTH)], -1) for i in range(LENGTH)]
     return torch.stack(rows, -2)
 
 
-def normed(table: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
+def layer_norm(table: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
     rows = []
     for row in table:
-        centred = row - row.sum() / len(row)
-        rows.append(centred / torch.sqrt((centred**2).sum() / len(row) + epsilon) * weight + bias)
+        centered = row - row.sum() / len(row)
+        rows.append(centered / torch.sqrt((centered**2).sum() / len(row) + epsilon) * weight + bias)
     return torch.stack(rows)
 
 
@@ -76,7 +76,7 @@ def shaw(layer: Layer, options: dict[str, Any]) -> torch.Tensor:
     """q_i . (k_j + a_ij) / sqrt(d), and with query_term (q_i . k_j + q_i . a_ij + k_j . a_ij) / sqrt(d)."""
 
     def score(i: int, j: int) -> torch.Tensor:
-        vector = shaw_vector(layer.own["keys"], i, j, options)
+        vector = shaw_vector(layer.params["keys"], i, j, options)
         total = (layer.query[:, :, i] * (layer.key[:, :, j] + vector)).sum(-1)
         if options.get("query_term"):
             total = total + (layer.key[:, :, j] * vector).sum(-1)
@@ -92,12 +92,12 @@ def shaw_vector(table: torch.Tensor, i: int, j: int, options: dict[str, Any]) ->
 
 def transformer_xl(layer: Layer, options: dict[str, Any]) -> torch.Tensor:
     """[(q_i + u) . k_j + (q_i + v) . W R_(i-j)] / sqrt(d), all sines of R before its cosines."""
-    biases = {name.removeprefix("biases."): value for name, value in {**layer.own, **layer.shared}.items()}
+    biases = {name.removeprefix("biases."): value for name, value in {**layer.params, **layer.shared}.items()}
 
     def score(i: int, j: int) -> torch.Tensor:
         angles = [(i - j) / 10000 ** (2 * pair / WIDTH) for pair in range(WIDTH // 2)]
         waves = [*map(math.sin, angles), *map(math.cos, angles)]
-        position = layer.own["key_projection"] @ torch.tensor(waves, dtype=torch.float64)
+        position = layer.params["key_projection"] @ torch.tensor(waves, dtype=torch.float64)
         by_content = ((layer.query[:, :, i] + biases["u"]) * layer.key[:, :, j]).sum(-1)
         by_position = ((layer.query[:, :, i] + biases["v"]) * position.view(HEADS, HEAD)).sum(-1)
         return (by_content + by_position) / ROOT
@@ -108,13 +108,13 @@ def transformer_xl(layer: Layer, options: dict[str, Any]) -> torch.Tensor:
 def tupe(layer: Layer, options: dict[str, Any]) -> torch.Tensor:
     """c q_i . k_j / sqrt(d) + reset_theta((p_i U_Q) . (p_j U_K) / sqrt(2 d) + b_(j-i), i, j), with c = 1 / sqrt(2)."""
     shared = layer.shared
-    places = normed(shared["table"], shared["norm.weight"], shared["norm.bias"], 1e-5)
+    positions = layer_norm(shared["table"], shared["norm.weight"], shared["norm.bias"], 1e-5)
 
     def score(i: int, j: int) -> torch.Tensor:
         heads = []
         for head in range(HEADS):
-            asks, answers = (of_head(shared[name], head) for name in ("query_projection", "key_projection"))
-            position = (asks @ places[i]) @ (answers @ places[j]) / math.sqrt(2 * HEAD)
+            queries, keys = (of_head(shared[name], head) for name in ("query_projection", "key_projection"))
+            position = (queries @ positions[i]) @ (keys @ positions[j]) / math.sqrt(2 * HEAD)
             if "bias.weight" in shared:
                 bucket = T5Attention._relative_position_bucket(
                     torch.tensor(j - i), not layer.causal, options["num_buckets"], options["max_distance"]
@@ -125,13 +125,13 @@ def tupe(layer: Layer, options: dict[str, Any]) -> torch.Tensor:
             elif options.get("untie_cls") and j == 0:
                 position = shared["cls_column"][head]
             heads.append(position)
-        return (1 + layer.own["content_change"]) * layer.product(i, j) / ROOT + torch.stack(heads)
+        return (1 + layer.params["content_change"]) * layer.product(i, j) / ROOT + torch.stack(heads)
 
     return for_all_pairs(score)
 
 
-def own_projections(module: Any) -> dict[str, torch.Tensor]:
-    """The layer's own projections of queries and keys, each (all heads, width), read off its stock weights."""
+def stock_projections(module: Any) -> dict[str, torch.Tensor]:
+    """The layer's stock query and key projections, each (heads x head size, width)."""
     if hasattr(module, "c_attn"):
         (query, key, _), biases = module.c_attn.weight.T.split(WIDTH), module.c_attn.bias.split(WIDTH)
         return {"query": query, "query_bias": biases[0], "key": key, "key_bias": biases[1]}
@@ -145,22 +145,22 @@ def own_projections(module: Any) -> dict[str, torch.Tensor]:
 def deberta(layer: Layer, options: dict[str, Any]) -> torch.Tensor:
     """c q_i . k_j / sqrt(d) + g (q_i . K_r + Q_r . k_j) / sqrt(d (1 + terms)), with c = 1 / sqrt(1 + terms), g = 1.
 
-    r is the row of i - j in both, as in DeBERTa's code; its paper has j - i in the second.
+    r is the row of i - j in both, as in DeBERTa's code; the paper has j - i in the second.
     """
-    own, terms = layer.own, options.get("terms", ["c2p", "p2c"])
+    params, terms = layer.params, options.get("terms", ["c2p", "p2c"])
     span = options.get("buckets") or options["max_distance"]
     table = layer.shared["table"]
     if "norm.weight" in layer.shared:
-        table = normed(table, layer.shared["norm.weight"], layer.shared["norm.bias"], 1e-7)
+        table = layer_norm(table, layer.shared["norm.weight"], layer.shared["norm.bias"], 1e-7)
     if options.get("share_projections", True):
-        maps = own_projections(layer.attending)
+        maps = stock_projections(layer.attention)
     else:
-        maps = {name.removesuffix("_projection"): weight for name, weight in own.items()}
+        maps = {name.removesuffix("_projection"): weight for name, weight in params.items()}
 
     def projected(name: str, row: torch.Tensor) -> torch.Tensor:
         states = maps[name] @ row + maps.get(f"{name}_bias", 0)
-        heads_of_one = WIDTH // len(states)
-        return torch.stack([of_head(states, head // heads_of_one) for head in range(HEADS)])
+        group_size = WIDTH // len(states)
+        return torch.stack([of_head(states, head // group_size) for head in range(HEADS)])
 
     def score(i: int, j: int) -> torch.Tensor:
         relative = i - j
@@ -172,8 +172,8 @@ def deberta(layer: Layer, options: dict[str, Any]) -> torch.Tensor:
             positional = positional + (layer.query[:, :, i] * projected("key", row)).sum(-1)
         if "p2c" in terms:
             positional = positional + (layer.key[:, :, j] * projected("query", row)).sum(-1)
-        positional = own["position_gain"] * positional / math.sqrt(HEAD * (1 + len(terms)))
-        return (1 + own["content_change"]) * layer.product(i, j) / ROOT + positional
+        positional = params["position_gain"] * positional / math.sqrt(HEAD * (1 + len(terms)))
+        return (1 + params["content_change"]) * layer.product(i, j) / ROOT + positional
 
     return for_all_pairs(score)
 
@@ -181,11 +181,11 @@ def deberta(layer: Layer, options: dict[str, Any]) -> torch.Tensor:
 def cope(layer: Layer, options: dict[str, Any]) -> torch.Tensor:
     """q_i . k_j / sqrt(d) + q_i . e[p_ij], p_ij the sum over visible t >= j of sigma(q_i . k_t / sqrt(d)), clamped.
 
-    Where p_ij is no whole number, the product is interpolated between those with its two neighbours.
+    If p_ij is fractional, the product is interpolated between its two neighbors.
     """
-    table, highest = layer.own["table"], options["max_positions"] - 1
+    table, highest = layer.params["table"], options["max_positions"] - 1
     logits = for_all_pairs(layer.product) / ROOT
-    everything = []
+    rows = []
     for row in range(logits.shape[0]):
         for head in range(HEADS):
             for i in range(LENGTH):
@@ -195,11 +195,11 @@ def cope(layer: Layer, options: dict[str, Any]) -> torch.Tensor:
                         count = count + 1 / (1 + torch.exp(-logits[row, head, i, j]))
                     position = count if count < highest else torch.full_like(count, highest)
                     below = math.floor(position.item())
-                    share, above = position - below, math.ceil(position.item())
-                    low, high = (layer.query[row, head, i] @ table[place] for place in (below, above))
-                    by_key.append(logits[row, head, i, j] + (1 - share) * low + share * high)
-                everything.append(torch.stack(by_key[::-1]))
-    return torch.stack(everything).view_as(logits)
+                    fraction, above = position - below, math.ceil(position.item())
+                    low, high = (layer.query[row, head, i] @ table[count] for count in (below, above))
+                    by_key.append(logits[row, head, i, j] + (1 - fraction) * low + fraction * high)
+                rows.append(torch.stack(by_key[::-1]))
+    return torch.stack(rows).view_as(logits)
 
 
 SHAW = {"type": "shaw", "max_distance": 4}
@@ -222,13 +222,13 @@ FORMULAS: dict[str, tuple[Any, dict[str, Any]]] = {
     "cope": (cope, {"type": "cope", "max_positions": 4}),
 }
 CASES = [(case, name) for case in FORMULAS for name in ARCHITECTURES if case != "cope" or name != "bert"]
-UNSEEN, STOCK_TABLES = ("cls_row",), ("wpe.weight", "position_embeddings.weight")
-"""What is the same number for all keys of a query, so that softmax does not see it; what only the stock model has."""
+NO_EFFECT, STOCK_TABLES = ("cls_row",), ("wpe.weight", "position_embeddings.weight")
+"""A parameter that is the same for all keys of a query, which softmax ignores; weights only the stock model has."""
 
 
 @contextlib.contextmanager
-def stock_attending(architecture: str, attention: Callable[..., Any]) -> Iterator[Any]:
-    """The stock model, its positions silenced, with an attention function of ours."""
+def stock_with_attention(architecture: str, attention: Callable[..., Any]) -> Iterator[Any]:
+    """The stock model with its positions zeroed and a custom attention function."""
     ALL_ATTENTION_FUNCTIONS.register("by formula", attention)
     model = oracles.silent_stock(architecture)
     model.config._attn_implementation = "by formula"
@@ -247,18 +247,18 @@ def test_equals_the_formula_pair_by_pair(case: str, architecture: str) -> None:
     formula, options = FORMULAS[case]
     ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, options)
     causal, atol = architecture != "bert", tolerance(architecture)  # LLaMA computes its norms in float32
-    parts = [part["0"] for part in model.modules() if isinstance(part, torch.nn.ModuleDict)]
+    layer_modules = [module["0"] for module in model.modules() if isinstance(module, torch.nn.ModuleDict)]
     scheme = model.base_model.position_scheme[0]
-    assert len(parts) == tiny.LAYERS
-    own, shared = [leaves(part) for part in parts], leaves(scheme)
+    assert len(layer_modules) == tiny.LAYERS
+    params, shared = [leaves(module) for module in layer_modules], leaves(scheme)
     seen_layers = []
 
-    def attention(attending: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        of_group = [head * key.shape[1] // HEADS for head in range(HEADS)]
-        key, value = key[:, of_group], value[:, of_group]
-        visible, number = mask[:, 0] > -1, attending.layer_idx
-        seen_layers.append(number)
-        logits = formula(Layer(own[number], shared, query, key, visible, attending, causal), options)
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        groups = [head * key.shape[1] // HEADS for head in range(HEADS)]
+        key, value = key[:, groups], value[:, groups]
+        visible, index = mask[:, 0] > -1, module.layer_idx
+        seen_layers.append(index)
+        logits = formula(Layer(params[index], shared, query, key, visible, module, causal), options)
         weights = logits.exp() * visible[:, None]
         weights = weights / weights.sum(-1, keepdim=True)
         results = []
@@ -266,8 +266,8 @@ def test_equals_the_formula_pair_by_pair(case: str, architecture: str) -> None:
             total = torch.zeros_like(query[:, :, i])
             for j in range(LENGTH):
                 vector = value[:, :, j]
-                if "values" in own[number]:
-                    vector = vector + shaw_vector(own[number]["values"], i, j, options)
+                if "values" in params[index]:
+                    vector = vector + shaw_vector(params[index]["values"], i, j, options)
                 total = total + weights[:, :, i, j, None] * vector
             results.append(total)
         return torch.stack(results, 1), None
@@ -275,54 +275,56 @@ def test_equals_the_formula_pair_by_pair(case: str, architecture: str) -> None:
     padding = torch.ones_like(ids)
     padding[1, -PADDED:] = 0
     visible = padding[:, None, None, :].bool().expand(-1, 1, LENGTH, -1)
-    with stock_attending(architecture, attention) as stock:
+    with stock_with_attention(architecture, attention) as stock:
         expected = stock(ids, attention_mask=tiny.additive(visible.tril() if causal else visible)).logits
-        theirs = oracles.gradients(stock, expected)
+        expected_gradients = oracles.gradients(stock, expected)
     assert seen_layers == list(range(tiny.LAYERS))
-    found = model(ids, attention_mask=padding).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-    ours = oracles.gradients(model, found)
-    pairs = {name: (ours[name], theirs[name]) for name in theirs if name in ours}
-    assert all(name.endswith(STOCK_TABLES) for name in theirs.keys() - pairs.keys())
-    named = [(f"layer {number}: ", part, own[number]) for number, part in enumerate(parts)] + [("", scheme, shared)]
+    actual = model(ids, attention_mask=padding).logits
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+    gradients = oracles.gradients(model, actual)
+    pairs = {name: (gradients[name], gradient) for name, gradient in expected_gradients.items() if name in gradients}
+    assert all(name.endswith(STOCK_TABLES) for name in expected_gradients.keys() - pairs.keys())
+    named = [(f"layer {i}: ", module, params[i]) for i, module in enumerate(layer_modules)] + [("", scheme, shared)]
     for prefix, module, cloned in named:
         for name, parameter in module.named_parameters():
             pairs[prefix + name] = (parameter.grad, cloned[name].grad)
-    for name, (our, their) in pairs.items():
-        scale = their.abs().max().clamp(min=1)
-        torch.testing.assert_close(our / scale, their / scale, rtol=0, atol=atol, msg=lambda t, n=name: f"{n}: {t}")
+    for name, (gradient, expected_gradient) in pairs.items():
+        scale = expected_gradient.abs().max().clamp(min=1)
+        torch.testing.assert_close(
+            gradient / scale, expected_gradient / scale, rtol=0, atol=atol, msg=lambda t, n=name: f"{n}: {t}"
+        )
     with torch.no_grad():
-        controls(named, lambda: (model(ids, attention_mask=padding).logits - expected).abs().max(), atol)
+        check_controls(named, lambda: (model(ids, attention_mask=padding).logits - expected).abs().max(), atol)
 
 
-def controls(named: list[Any], difference: Callable[[], torch.Tensor], atol: float) -> None:
-    """A small change to any one parameter is seen, and so is a layer that has those of another."""
+def check_controls(named: list[Any], difference: Callable[[], torch.Tensor], atol: float) -> None:
+    """A small change of any parameter is detected, and so are two layers with swapped parameters."""
     for prefix, module, _ in named:
         for name, parameter in module.named_parameters():
-            if name in UNSEEN:
+            if name in NO_EFFECT:
                 assert parameter.grad.abs().max() < atol
                 continue
-            kept, place = parameter.clone(), parameter.grad.abs().argmax()
-            parameter.view(-1)[place] += 0.05
+            original, largest = parameter.clone(), parameter.grad.abs().argmax()
+            parameter.view(-1)[largest] += 0.05
             assert difference() > 10 * atol, prefix + name
-            parameter.copy_(kept)
+            parameter.copy_(original)
     assert difference() < atol
     first, last = (list(named[number][1].parameters()) for number in (0, tiny.LAYERS - 1))
-    for one, other in zip(first, last, strict=True):
-        kept = one.clone()
-        one.copy_(other)
-        other.copy_(kept)
+    for parameter, other in zip(first, last, strict=True):
+        original = parameter.clone()
+        parameter.copy_(other)
+        other.copy_(original)
     assert difference() > 1e-3
 
 
 @pytest.mark.parametrize(("name", "terms"), [("tupe", 1), ("deberta", 2)])
-def test_paper_scales_are_where_the_papers_formula_has_them(name: str, terms: int) -> None:
-    """The formulas above leave the scale of the content to a parameter: under init = "paper" it is the paper's."""
+def test_content_scales_start_at_the_papers_values(name: str, terms: int) -> None:
+    """The formulas above take the content's scale from a parameter; with init="paper" it is the paper's."""
     model = hf_posenc.retrofit(tiny.model("bert"), {"type": name, "init": "paper"})
     scales = {
         key: value for key, value in model.named_parameters() if key.endswith(("content_change", "position_gain"))
     }
     assert len(scales) == tiny.LAYERS * terms
     for key, scale in scales.items():
-        number = (1 + terms) ** -0.5 - 1 if key.endswith("content_change") else 1.0
-        torch.testing.assert_close(scale, torch.full_like(scale, number), rtol=0, atol=1e-7)
+        expected = (1 + terms) ** -0.5 - 1 if key.endswith("content_change") else 1.0
+        torch.testing.assert_close(scale, torch.full_like(scale, expected), rtol=0, atol=1e-7)

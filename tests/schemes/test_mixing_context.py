@@ -1,6 +1,7 @@
-"""The context that a mix can ask with (`query="context"`): the mean of the words that a token may know of.
+"""The `query="context"` of an attention mix: the mean embedding of the tokens that a token may see.
 
-Its caches hold words beside keys and values. Whatever is done to a cache, the result is that of a forward without one.
+Its caches hold token embeddings in addition to keys and values. Whatever is done to a cache, the result must equal a
+forward pass without one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.support.cases import DECODERS
 CONTEXT = {"mix": "attention", "query": "context"}
 SINUSOIDAL = {"type": "sinusoidal", **CONTEXT}
 by_decoder = pytest.mark.parametrize("architecture", DECODERS)
-by_kind = pytest.mark.parametrize("kind", ["dynamic", "static"])
+by_cache = pytest.mark.parametrize("cache_type", ["dynamic", "static"])
 LAYOUTS = {
     "whole": ("aaaaaaaaaa", "aaaaaaaaaa"),
     "left": ("...aaaaaaa", "aaaaaaaaaa"),
@@ -28,11 +29,11 @@ LAYOUTS = {
     "packed": ("aaaabbbbbb", "aaaaaaabcc"),
     "packed-padded": ("..aaabbbb.", "aaa..bbbbb"),
 }
-"""For each token its document, or a dot for padding."""
+"""The document of each token, or a dot for padding."""
 
 
-def layout(name: str) -> dict[str, torch.Tensor]:
-    """The inputs that say so: a mask where there is padding, positions where there are several documents."""
+def layout_inputs(name: str) -> dict[str, torch.Tensor]:
+    """A mask if there is padding, position_ids if there are several documents."""
     rows, inputs = LAYOUTS[name], {}
     if "." in "".join(rows):
         inputs["attention_mask"] = torch.tensor([[token != "." for token in row] for row in rows]).long()
@@ -42,8 +43,8 @@ def layout(name: str) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def contexts(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
-    """What the mix of a model asks with."""
+def context_of(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    """The query input of the model's mixer."""
     seen: list[torch.Tensor] = []
     mixer = model.base_model.position_scheme[0].mixer
     handle = mixer.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[2]))
@@ -56,25 +57,25 @@ def contexts(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("architecture", ["bert", *DECODERS])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_context_is_the_mean_of_the_words_that_a_token_may_know_of(architecture: str, name: str) -> None:
-    """Of its document, without padding; in a causal model up to the token itself. At padding it is anything finite."""
+def test_context_is_the_mean_of_the_visible_tokens(architecture: str, name: str) -> None:
+    """Within its document, without padding, and up to the token itself in a causal model. Finite at padding."""
     model, ids = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 10)
-    found, words = contexts(model, ids, **layout(name)), model.get_input_embeddings().weight.detach()
-    assert found.isfinite().all()
+    actual, embeddings = context_of(model, ids, **layout_inputs(name)), model.get_input_embeddings().weight.detach()
+    assert actual.isfinite().all()
     for number, row in enumerate(LAYOUTS[name]):
         for slot, document in enumerate(row):
             if document == ".":
                 continue
             last = 10 if architecture == "bert" else slot + 1
-            known = [words[ids[number, other]] for other in range(last) if row[other] == document]
-            expected = torch.stack(known).sum(0) / len(known)
-            torch.testing.assert_close(found[number, slot], expected, rtol=0, atol=1e-14)
-    whole = contexts(model, ids)  # the control: padding and documents count for something
-    assert (name == "whole") == ((found - whole).abs().max() < 1e-6)
+            visible = [embeddings[ids[number, other]] for other in range(last) if row[other] == document]
+            expected = torch.stack(visible).sum(0) / len(visible)
+            torch.testing.assert_close(actual[number, slot], expected, rtol=0, atol=1e-14)
+    whole = context_of(model, ids)  # the control: padding and documents make a difference
+    assert (name == "whole") == ((actual - whole).abs().max() < 1e-6)
 
 
-def make_cache(model: Any, kind: str) -> Any:
-    return DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(model.config, max_cache_len=16)
+def make_cache(model: Any, cache_type: str) -> Any:
+    return DynamicCache(config=model.config) if cache_type == "dynamic" else StaticCache(model.config, max_cache_len=16)
 
 
 def logits(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
@@ -83,34 +84,34 @@ def logits(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
 
 
 @by_decoder
-@by_kind
+@by_cache
 @pytest.mark.parametrize("name", ["sinusoidal", "learned", "window"])
 @pytest.mark.parametrize("padded", [0, 4], ids=["", "left-padded"])
-def test_cached_steps_equal_the_full_forward(architecture: str, kind: str, name: str, padded: int) -> None:
-    """Also a first step that is nothing but padding in one of its rows."""
+def test_cached_steps_equal_the_full_forward(architecture: str, cache_type: str, name: str, padded: int) -> None:
+    """Also if the first step is nothing but padding in one row."""
     model, ids = tiny.model(architecture, {"type": name, **CONTEXT}), tiny.tokens(2, 12)
     mask = torch.ones_like(ids)
     mask[0, :padded] = 0
     full = logits(model, ids, attention_mask=mask, use_cache=False)
-    cache, cuts = make_cache(model, kind), [0, 3, 7, 8, 9, 10, 11, 12]
+    cache, cuts = make_cache(model, cache_type), [0, 3, 7, 8, 9, 10, 11, 12]
     for start, stop in itertools.pairwise(cuts):
         inputs = {"attention_mask": mask[:, :stop]} if padded else {}
         step = logits(model, ids[:, start:stop], past_key_values=cache, **inputs)
         torch.testing.assert_close(step[1], full[1, start:stop], **tiny.same(architecture))
-        real = max(padded, start)
-        torch.testing.assert_close(step[0, real - start :], full[0, real:stop], **tiny.same(architecture))
+        first = max(padded, start)
+        torch.testing.assert_close(step[0, first - start :], full[0, first:stop], **tiny.same(architecture))
     assert len(cache.layers) == tiny.LAYERS + 1
     last, inputs = tiny.tokens(2, 1, seed=1), {"attention_mask": torch.cat([mask, mask[:, -1:]], 1)}
     expected = logits(model, torch.cat([ids, last], 1), use_cache=False, **inputs)[:, -1:]
-    cache.layers[-1].keys.zero_()  # the control: a step that has lost the words of those before it
+    cache.layers[-1].keys.zero_()  # the control: a step without the embeddings of earlier tokens
     lost = logits(model, last, past_key_values=cache, **inputs)
     assert (lost - expected).abs().max() > 1e-4
 
 
 @by_decoder
-@by_kind
+@by_cache
 def test_beam_search_equals_the_same_without_a_cache(
-    architecture: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    architecture: str, cache_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, ids = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 7)
     mask = torch.ones_like(ids)
@@ -118,84 +119,84 @@ def test_beam_search_equals_the_same_without_a_cache(
     orders: list[list[int]] = []
     reorder = Cache.reorder_cache
 
-    def watched(cache: Any, beams: torch.Tensor) -> None:
+    def recorded(cache: Any, beams: torch.Tensor) -> None:
         orders.append(beams.tolist())
         reorder(cache, beams)
 
-    monkeypatch.setattr(Cache, "reorder_cache", watched)
+    monkeypatch.setattr(Cache, "reorder_cache", recorded)
 
-    def generate(**how: Any) -> Any:
+    def generate(**settings: Any) -> Any:
         lengths = {"max_new_tokens": 9, "min_new_tokens": 9}
         beams = {"num_beams": 3, "num_return_sequences": 3, "do_sample": False}
         scores = {"return_dict_in_generate": True, "output_scores": True}
-        return model.generate(ids, attention_mask=mask, **lengths, **beams, **scores, **how)
+        return model.generate(ids, attention_mask=mask, **lengths, **beams, **scores, **settings)
 
     expected = generate(use_cache=False)
     assert not orders
-    found = generate(use_cache=True, cache_implementation=None if kind == "dynamic" else "static")
+    actual = generate(use_cache=True, cache_implementation=None if cache_type == "dynamic" else "static")
     assert any(order != sorted(order) for order in orders)
-    assert torch.equal(found.sequences, expected.sequences)
-    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, **tiny.same(architecture))
+    assert torch.equal(actual.sequences, expected.sequences)
+    torch.testing.assert_close(actual.sequences_scores, expected.sequences_scores, **tiny.same(architecture))
 
-    def all_but_words(cache: Any, beams: torch.Tensor) -> None:
+    def reorder_keys_only(cache: Any, beams: torch.Tensor) -> None:
         for layer in cache.layers[: tiny.LAYERS]:
             layer.reorder_cache(beams)
 
-    monkeypatch.setattr(Cache, "reorder_cache", all_but_words)  # the control: words of other beams
-    mixed_up = generate(use_cache=True, cache_implementation=None if kind == "dynamic" else "static")
+    monkeypatch.setattr(Cache, "reorder_cache", reorder_keys_only)  # the control: embeddings of other beams
+    mixed_up = generate(use_cache=True, cache_implementation=None if cache_type == "dynamic" else "static")
     assert (mixed_up.sequences_scores - expected.sequences_scores).abs().max() > 1e-4
 
 
 @by_decoder
-def test_a_cache_can_be_cropped_and_repeated(architecture: str) -> None:
+def test_caches_can_be_cropped_and_repeated(architecture: str) -> None:
     model, ids, others = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 8), tiny.tokens(4, 4, seed=1)
     cache = DynamicCache(config=model.config)
     logits(model, ids, past_key_values=cache)
     cache.crop(-3)
     cache.batch_repeat_interleave(2)
-    found = logits(model, others, past_key_values=cache)
+    actual = logits(model, others, past_key_values=cache)
     rows = torch.cat([ids[:, :5].repeat_interleave(2, 0), others], 1)
-    torch.testing.assert_close(found, logits(model, rows, use_cache=False)[:, 5:], **tiny.same(architecture))
+    torch.testing.assert_close(actual, logits(model, rows, use_cache=False)[:, 5:], **tiny.same(architecture))
 
 
 @by_decoder
-def test_a_static_cache_can_be_reset_and_used_again(architecture: str) -> None:
+def test_static_caches_can_be_reset(architecture: str) -> None:
     model, ids, others = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 8), tiny.tokens(2, 6, seed=1)
     cache = StaticCache(model.config, max_cache_len=16)
     logits(model, ids, past_key_values=cache)
     cache.reset()
-    steps = [logits(model, part, past_key_values=cache) for part in others.split([3, 1, 2], 1)]
+    steps = [logits(model, chunk, past_key_values=cache) for chunk in others.split([3, 1, 2], 1)]
     expected = logits(model, others, use_cache=False)
     torch.testing.assert_close(torch.cat(steps, 1), expected, **tiny.same(architecture))
 
 
 @by_decoder
-@by_kind
-def test_a_cache_without_the_words_is_refused(architecture: str, kind: str) -> None:
+@by_cache
+def test_caches_of_other_models_are_refused(architecture: str, cache_type: str) -> None:
     model, ids = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 8)
     for other in (tiny.model(architecture), tiny.model(architecture, "sinusoidal")):
-        cache = make_cache(other, kind)
+        cache = make_cache(other, cache_type)
         logits(other, ids[:, :5], past_key_values=cache)
         with pytest.raises(ValueError, match="context.*filled by another model.*use_cache=False"):
             model(ids[:, 5:], past_key_values=cache)
-    cache = make_cache(model, kind)  # the control: its own is taken
+    cache = make_cache(model, cache_type)  # the control: its own cache is accepted
     logits(model, ids[:, :5], past_key_values=cache)
     assert logits(model, ids[:, 5:], past_key_values=cache).isfinite().all()
 
 
 @by_decoder
-@by_kind
-def test_a_cache_that_another_model_went_on_with_is_refused(architecture: str, kind: str) -> None:
-    """Its words end before its keys do."""
+@by_cache
+def test_caches_continued_by_another_model_are_refused(architecture: str, cache_type: str) -> None:
+    """Such a cache has fewer embeddings than keys."""
     model, other, ids = tiny.model(architecture, SINUSOIDAL), tiny.model(architecture), tiny.tokens(2, 8)
-    cache = make_cache(model, kind)
+    cache = make_cache(model, cache_type)
     logits(model, ids[:, :4], past_key_values=cache)
     logits(other, ids[:, 4:6], past_key_values=cache)
     with pytest.raises(ValueError, match="filled by another model"):
         model(ids[:, 6:], past_key_values=cache)
 
 
-def test_a_cache_of_a_deeper_model_is_refused() -> None:
+def test_caches_of_deeper_models_are_refused() -> None:
     model, ids = tiny.model("gpt2", SINUSOIDAL), tiny.tokens(2, 8)
     deeper = tiny.model("gpt2", n_layer=tiny.LAYERS + 2)
     cache = DynamicCache(config=deeper.config)
@@ -206,8 +207,8 @@ def test_a_cache_of_a_deeper_model_is_refused() -> None:
 
 @pytest.mark.parametrize("architecture", ["bert", *DECODERS])
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_a_mask_of_pairs_is_followed(architecture: str, backend: str) -> None:
-    """A 4D mask says who sees whom: a document that a token does not see is not in its context either."""
+def test_4d_masks_limit_the_context(architecture: str, backend: str) -> None:
+    """A document that a token cannot see through a 4D mask is not in its context either."""
     model, ids = tiny.model(architecture, SINUSOIDAL), tiny.tokens(1, 10)
     model.set_attn_implementation(backend)
     visible = torch.block_diag(torch.ones(4, 4), torch.ones(6, 6)).bool()
@@ -215,6 +216,6 @@ def test_a_mask_of_pairs_is_followed(architecture: str, backend: str) -> None:
     mask = visible[None, None] if backend == "sdpa" else tiny.additive(visible[None, None])
     changed = ids.clone()
     changed[0, 1] = 3 + (changed[0, 1] - 2) % (tiny.VOCABULARY - 3)
-    one, other = (logits(model, row, attention_mask=mask, use_cache=False) for row in (ids, changed))
-    assert torch.equal(one[0, 4:], other[0, 4:])
-    assert (one[0, 1:4] - other[0, 1:4]).abs().max() > 1e-3
+    original, after_change = (logits(model, row, attention_mask=mask, use_cache=False) for row in (ids, changed))
+    assert torch.equal(original[0, 4:], after_change[0, 4:])
+    assert (original[0, 1:4] - after_change[0, 1:4]).abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""Beside the old encoding, a new scheme starts as no change at all; and it can be learned from there."""
+"""Added to the model's own encoding, a neutral scheme changes nothing at first, and it can be trained from there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 import hf_posenc
 from tests.support import tiny_models as tiny
 
-OWN = {"bert": "learned", "bert-decoder": "learned", "gpt2": "learned", "llama": "rope"}
-"""The encoding that a checkpoint comes with."""
+STOCK_ENCODING = {"bert": "learned", "bert-decoder": "learned", "gpt2": "learned", "llama": "rope"}
 NEUTRAL: list[Any] = [
     {"type": "window", "window_size": 5},
     {"type": "window", "window_size": 5, "mix": "concat"},
@@ -40,49 +39,49 @@ NEUTRAL: list[Any] = [
 
 
 def by_scheme(architectures: list[str]) -> Any:
-    """All of them on all architectures, but for cope on an encoder, which refuses it (test_edges)."""
+    """All schemes on all architectures, except cope on an encoder, which refuses it."""
     rows = [(name, scheme) for scheme in NEUTRAL for name in architectures if (name, scheme) != ("bert", "cope")]
     return pytest.mark.parametrize(("architecture", "scheme"), rows, ids=str)
 
 
-@by_scheme(list(OWN))
-def test_a_new_scheme_beside_the_old_changes_nothing(architecture: str, scheme: Any) -> None:
+@by_scheme(list(STOCK_ENCODING))
+def test_adding_a_neutral_scheme_changes_nothing(architecture: str, scheme: Any) -> None:
     stock, ids = tiny.model(architecture, dtype=torch.float32), tiny.tokens(2, 14)
     mask = torch.ones_like(ids)
     mask[1, :5] = 0
-    # The old encoding alone first: with padding on the left, stock models count it and ours do not.
-    alone = hf_posenc.retrofit(tiny.model(architecture, dtype=torch.float32), OWN[architecture])
+    # With left padding compare to the stock encoding under hf_posenc, which does not count the padding; stock does.
+    alone = hf_posenc.retrofit(tiny.model(architecture, dtype=torch.float32), STOCK_ENCODING[architecture])
     with torch.no_grad():
         expected, padded = stock(ids).logits, alone(ids, attention_mask=mask).logits[:, 5:]
-        model = hf_posenc.retrofit(stock, [OWN[architecture], scheme])
-        # Rounding only: a bias of zeros takes another kernel, and a mix other sums, than no bias and no mix.
+        model = hf_posenc.retrofit(stock, [STOCK_ENCODING[architecture], scheme])
+        # Only rounding differs: a zero bias uses another kernel, and a mix adds in another order.
         torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-5)
         torch.testing.assert_close(model(ids, attention_mask=mask).logits[:, 5:], padded, rtol=0, atol=1e-5)
 
 
-def is_without_effect(parameter: torch.Tensor, model: Any) -> bool:
-    """Tupe's number for the row of the first token is the same for all keys, and softmax takes no notice of that."""
+def has_no_effect(parameter: torch.Tensor, model: Any) -> bool:
+    """TUPE's bias for the first token's row is the same for all keys, which softmax ignores."""
     return parameter is getattr(model.base_model.position_scheme[1], "cls_row", None)
 
 
 @by_scheme(["bert", "gpt2", "llama"])
-def test_the_neutral_start_can_be_left(architecture: str, scheme: Any) -> None:
-    """A gradient reaches the scheme, and a few steps along it leave the neutral point: it is not a dead one."""
-    model = hf_posenc.retrofit(tiny.model(architecture, dtype=torch.float32), [OWN[architecture], scheme])
-    own = [parameter for name, parameter in model.named_parameters() if "position_scheme" in name]
-    assert own
+def test_neutral_schemes_can_be_trained(architecture: str, scheme: Any) -> None:
+    """Every parameter gets a gradient, and a few steps lower the loss."""
+    model = hf_posenc.retrofit(tiny.model(architecture, dtype=torch.float32), [STOCK_ENCODING[architecture], scheme])
+    parameters = [parameter for name, parameter in model.named_parameters() if "position_scheme" in name]
+    assert parameters
     ids, start = tiny.tokens(4, 14), model(tiny.tokens(4, 14)).logits.detach()
-    optimiser = torch.optim.Adam(own, lr=0.005)
+    optimizer = torch.optim.Adam(parameters, lr=0.005)
     losses = []
     for _ in range(4):
         loss = torch.nn.functional.cross_entropy(model(ids).logits.flatten(0, 1), ids.roll(-1, 1).flatten())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         losses.append(loss.item())
-        optimiser.step()
+        optimizer.step()
     assert losses[-1] < losses[0]
-    for parameter in own:
-        assert parameter.grad.abs().max() > 0 or is_without_effect(parameter, model)
+    for parameter in parameters:
+        assert parameter.grad.abs().max() > 0 or has_no_effect(parameter, model)
     assert (model(ids).logits - start).abs().max() > 1e-4
 
 
@@ -103,34 +102,34 @@ PAPER: list[Any] = [
 ]
 
 
-# GPT-2 has a table of its own, which starts as it always does: `learned` brings one on LLaMA only.
-STARTS = [(name, scheme) for scheme in PAPER for name in ("gpt2", "llama") if (name, scheme) != ("gpt2", PAPER[0])]
+# GPT-2 has its own table; only on LLaMA does `learned` create one.
+PAPER_CASES = [(name, scheme) for scheme in PAPER for name in ("gpt2", "llama") if (name, scheme) != ("gpt2", PAPER[0])]
 
 
-@pytest.mark.parametrize(("architecture", "scheme"), STARTS, ids=str)
-def test_the_papers_start_acts_from_the_first_step(architecture: str, scheme: Any) -> None:
+@pytest.mark.parametrize(("architecture", "scheme"), PAPER_CASES, ids=str)
+def test_paper_initialization_has_an_effect(architecture: str, scheme: Any) -> None:
     ids = tiny.tokens(2, 14)
     torch.manual_seed(0)
     model = tiny.HEADS_OF[architecture](tiny.config(architecture, position_scheme=scheme)).eval()
-    own = [parameter for name, parameter in model.named_parameters() if "position_scheme" in name]
-    assert all(parameter.isfinite().all() for parameter in own)
+    parameters = [parameter for name, parameter in model.named_parameters() if "position_scheme" in name]
+    assert all(parameter.isfinite().all() for parameter in parameters)
     neutral = {**scheme, "init": "neutral"}
-    silent = tiny.HEADS_OF[architecture](tiny.config(architecture, position_scheme=neutral)).eval()
+    baseline = tiny.HEADS_OF[architecture](tiny.config(architecture, position_scheme=neutral)).eval()
     others = {name: value for name, value in model.state_dict().items() if "position_scheme" not in name}
-    assert not silent.load_state_dict(others, strict=False).unexpected_keys
+    assert not baseline.load_state_dict(others, strict=False).unexpected_keys
     with torch.no_grad():
-        assert (model(ids).logits - silent(ids).logits).abs().max() > 1e-4
+        assert (model(ids).logits - baseline(ids).logits).abs().max() > 1e-4
 
 
 def test_every_scheme_with_parameters_is_in_these_lists() -> None:
-    def named(schemes: list[Any]) -> set[str]:
+    def names(schemes: list[Any]) -> set[str]:
         return {scheme if isinstance(scheme, str) else scheme["type"] for scheme in schemes}
 
     with_parameters = {name for name, info in hf_posenc.list_schemes().items() if info.neutral != "no parameters"}
-    assert with_parameters - {"learned"} == named(NEUTRAL)  # learned is the old encoding itself, or zeros on LLaMA
+    assert with_parameters - {"learned"} == names(NEUTRAL)  # learned is the stock encoding, or zeros on LLaMA
     with_init = {
         name
         for name, info in hf_posenc.list_schemes().items()
         if "init" in info.options and "'paper'" in info.options["init"].type
     }
-    assert with_init == named(PAPER)  # not cope: its paper starts at zero too
+    assert with_init == names(PAPER)  # not cope, which starts at zero in the paper too
