@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Kind, LayerParameters, LayerParams, ModelShape, Scheme, SchemeModule
+from .base import Kind, LayerModule, LayerParameters, LayerParams, ModelShape, Scheme
 from .functional import extended_rows
 from .inputs import Content, Positions, check_table_length, is_tracing
 from .mixing import InputScheme, MixOptions
@@ -16,6 +16,7 @@ __all__ = [
     "InputScheme",
     "KeyTerm",
     "Kind",
+    "LayerModule",
     "LayerParameters",
     "LayerParams",
     "MixOptions",
@@ -24,7 +25,6 @@ __all__ = [
     "Positions",
     "QueryTerm",
     "Scheme",
-    "SchemeModule",
     "Separable",
     "Term",
     "check_table_length",

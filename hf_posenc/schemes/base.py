@@ -33,22 +33,19 @@ PreparedT = TypeVar("PreparedT", default=Any)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The model a scheme is built for, in the same terms for every architecture.
-
-    Attributes:
-        max_positions: The length the checkpoint was trained for.
-        table_size: Rows of the architecture's own position table; None if it has none.
-        rope_parameters: The checkpoint's own rotary settings; None if it has none.
-    """
+    """The model a scheme is built for, in the same terms for every architecture."""
 
     hidden_size: int
     num_layers: int
     num_heads: int
     head_size: int
     max_positions: int
+    """The length the checkpoint was trained for."""
     causal: bool
     table_size: int | None
+    """Rows of the architecture's own position table; None if it has none."""
     rope_parameters: dict[str, Any] | None
+    """The checkpoint's own rotary settings; None if it has none."""
 
 
 class Kind(enum.Enum):
@@ -225,14 +222,14 @@ class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
         return table
 
 
-class SchemeModule(nn.Module):
-    """Base of modules inside a scheme that initialize their own parameters."""
+class LayerModule(nn.Module):
+    """Base of modules with parameters inside a scheme: the parameters of one layer, or a mixer."""
 
     def reset_parameters(self) -> None:
         """Initialize the parameters, with `transformers.initialization` so that loaded ones are kept."""
 
 
-class LayerParameters(SchemeModule):
+class LayerParameters(LayerModule):
     """Named parameters of a scheme in one layer, or shared by all layers. Calling it returns them by name.
 
     Read them through the call only, so that hooks which fetch weights (offloading, FSDP, ZeRO) fire.

@@ -131,9 +131,7 @@ def check_buckets(scheme: str, num_buckets: int, max_distance: int, bidirectiona
     if per_side < 2:
         raise PosEncError(f"{scheme}: num_buckets must be at least 4 if bidirectional, got {num_buckets}")
     if max_distance <= per_side // 2:
-        raise PosEncError(
-            f"{scheme}: max_distance must be above {per_side // 2}, got {max_distance}; or lower num_buckets"
-        )
+        raise PosEncError(f"{scheme}: max_distance must be above {per_side // 2} for {num_buckets} num_buckets")
 
 
 def extended_rows(weight: torch.Tensor, positions: torch.Tensor, extend: str, max_positions: int) -> torch.Tensor:
@@ -153,9 +151,8 @@ def extended_rows(weight: torch.Tensor, positions: torch.Tensor, extend: str, ma
     if extend == "tile":
         return embedding(positions % rows, weight)
     if extend == "interpolate":
-        scaled = positions.to(torch.promote_types(weight.dtype, torch.float32)) * (
-            (rows - 1) / max(max_positions - 1, 1)
-        )
+        wide = positions.to(torch.promote_types(weight.dtype, torch.float32))
+        scaled = wide * ((rows - 1) / max(max_positions - 1, 1))
         low = scaled.floor().long()
         fraction = (scaled - low).unsqueeze(-1).to(weight.dtype)
         return embedding(low, weight) * (1 - fraction) + embedding((low + 1).clamp(max=rows - 1), weight) * fraction

@@ -14,7 +14,7 @@ from transformers import initialization as init
 from typing_extensions import TypeVar
 
 from ..errors import PosEncError
-from .base import Kind, ModelShape, Scheme, SchemeModule
+from .base import Kind, LayerModule, ModelShape, Scheme
 from .inputs import Positions
 from .options import Options, option
 
@@ -43,7 +43,7 @@ class MixOptions(Options):
 MixOptionsT = TypeVar("MixOptionsT", bound=MixOptions, default=MixOptions)
 
 
-class ConcatMixer(SchemeModule):
+class ConcatMixer(LayerModule):
     """W [token; position]. Starts as [I | I], the sum, or neutral as [I | 0], which ignores the position."""
 
     def __init__(self, hidden_size: int, position_size: int, neutral: bool) -> None:
@@ -61,7 +61,7 @@ class ConcatMixer(SchemeModule):
         return nn.functional.linear(torch.cat([inputs_embeds_BQE, positions_BQP], dim=-1), self.weight)
 
 
-class AttentionMixer(SchemeModule):
+class AttentionMixer(LayerModule):
     """Two-way attention per token, over its token embedding and its position embedding.
 
     Starts as the sum: a zero query weighs both one half, and both values are doubled. Neutral, the position's value is
@@ -120,7 +120,7 @@ class InputScheme(Scheme[MixOptionsT, None], abc.ABC):
         super().__init__(options, shape)
         self.position_size = options.position_size or shape.hidden_size
         neutral = options.mix_init == "neutral"
-        self.mixer: SchemeModule | None = None
+        self.mixer: LayerModule | None = None
         if options.mix == "concat":
             self.mixer = ConcatMixer(shape.hidden_size, self.position_size, neutral)
         elif options.mix == "attention":

@@ -12,26 +12,20 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class DistanceBias:
-    """A bias that depends on the head and the distance only, as in ALiBi and T5.
-
-    Attributes:
-        values: The bias at each of `Positions.distances`: (H, L) if positions are uniform, else (H, B, Q, K).
-    """
+    """A bias that depends on the head and the distance only, as in ALiBi and T5."""
 
     values: torch.Tensor
+    """The bias at each of `Positions.distances`: (H, L) if positions are uniform, else (H, B, Q, K)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DistanceTable:
-    """One vector per distance, stored as rows of a table and the row of each distance.
-
-    Attributes:
-        rows_HRD: The vectors, (H or 1, R, D).
-        index: The row of each of `Positions.distances`: (L,) if positions are uniform, else (B, Q, K).
-    """
+    """One vector per distance, stored as rows of a table and the row of each distance."""
 
     rows_HRD: torch.Tensor
+    """The vectors, (H or 1, R, D)."""
     index: torch.Tensor
+    """The row of each of `Positions.distances`: (L,) if positions are uniform, else (B, Q, K)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +44,12 @@ class KeyTerm:
 
 @dataclasses.dataclass(frozen=True)
 class Separable:
-    """The dot product of a function of the query and a function of the key, f(i) . g(j), as in TUPE.
-
-    Attributes:
-        queries: f(i), (B or 1, H or 1, Q, any width).
-        keys: g(j), (B or 1, H or 1, K, the same width).
-    """
+    """The dot product of a function of the query and a function of the key, f(i) . g(j), as in TUPE."""
 
     queries: torch.Tensor
+    """f(i), (B or 1, H or 1, Q, any width)."""
     keys: torch.Tensor
+    """g(j), (B or 1, H or 1, K, the same width)."""
 
 
 Term = DistanceBias | QueryTerm | KeyTerm | Separable | torch.Tensor
