@@ -25,12 +25,13 @@ LayerSeams = dict[str, tuple[int, ...]]
 
 def is_tracing() -> bool:
     """Whether this forward pass is being compiled or exported, so no tensor value may be read."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[no-untyped-call]
 
 
 def repeat_key_heads(states_BGKD: torch.Tensor, num_heads: int) -> torch.Tensor:
     """(B, H, K, D): keys or values repeated for every query head that shares them; the same tensor if none do."""
-    return repeat_kv(states_BGKD, num_heads // states_BGKD.shape[1])
+    repeated: torch.Tensor = repeat_kv(states_BGKD, num_heads // states_BGKD.shape[1])
+    return repeated
 
 
 class Positions:
