@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
 
     @property
     def num_heads(self) -> int:
-        return self.heads.stop - self.heads.start
+        return int(self.heads.stop - self.heads.start)
 
     def expand_keys(self, states_BGKD: torch.Tensor) -> torch.Tensor:
         """(B, H, S, D): the visible keys or values, repeated for each of the chunk's heads."""

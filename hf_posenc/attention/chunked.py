@@ -127,7 +127,7 @@ def attention_with_chunked_backward(call: AttentionCall, forward: ForwardPass) -
     tensors = [call.query.flip(2), call.key, call.value, *block_tensors]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         plan = plan.with_tensors([tensor.new_empty(0) for tensor in block_tensors])
-        output_BQHD: torch.Tensor = _ChunkedAttention.apply(plan, forward, *tensors)
+        output_BQHD: torch.Tensor = _ChunkedAttention.apply(plan, forward, *tensors)  # type: ignore[no-untyped-call]
         return output_BQHD.flip(1)
     return forward(plan, *tensors[:3]).flip(1)
 

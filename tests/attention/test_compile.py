@@ -1,6 +1,6 @@
-"""torch.compile(fullgraph=True), torch.export and flex_attention, against the plain forward.
+"""torch.compile(fullgraph=True), torch.export and flex_attention equal eager execution on SDPA.
 
-Tolerances are those of float32 sums taken in another order; test_matrix holds the same checks to 1e-10 in float64.
+Tolerances are those of float32 sums in another order; tests/integration/test_matrix.py runs in float64, to 1e-10.
 """
 
 from __future__ import annotations
@@ -9,34 +9,35 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CompileConfig
 
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES, CASES, Case
 
 
-def sampled(*kept: tuple[str, str], architectures: list[str] = ARCHITECTURES, cases: list[Case] = CASES) -> Any:
-    """All cases on all architectures, of which `make test` runs the ones kept."""
+def pairs_with_fast(*fast: tuple[str, str], architectures: list[str] = ARCHITECTURES, cases: list[Case] = CASES) -> Any:
+    """Parametrize with all cases on all architectures; `make test` runs only the `fast` ones."""
     rows = []
     for case in cases:
         for architecture in architectures:
             if case.causal and architecture == "bert":
                 continue
-            marks = [] if (case.id, architecture) in kept else [pytest.mark.slow]
+            marks = [] if (case.id, architecture) in fast else [pytest.mark.slow]
             rows.append(pytest.param(case, architecture, id=f"{architecture}-{case.id}", marks=marks))
     return pytest.mark.parametrize(("case", "architecture"), rows)
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> None:
+def reset_compiler() -> None:
     torch._dynamo.reset()
 
 
-@sampled(
+@pairs_with_fast(
     *[("rope", "llama"), ("t5", "gpt2"), ("alibi", "bert"), ("learned", "gpt2"), ("sinusoidal+rope+alibi", "llama")],
     *[("shaw", "gpt2"), ("transformer_xl", "llama"), ("tupe", "bert"), ("deberta", "llama"), ("cope", "gpt2")],
     ("window-context", "gpt2"),
 )
-def test_compiled_fullgraph_equals_plain(case: Case, architecture: str) -> None:
+def test_compiled_model_equals_eager_execution(case: Case, architecture: str) -> None:
     model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 12)
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
@@ -45,13 +46,13 @@ def test_compiled_fullgraph_equals_plain(case: Case, architecture: str) -> None:
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         for inputs in ({}, {"attention_mask": mask}, {"position_ids": packed}):
             expected = model(ids, use_cache=False, **inputs).logits
-            found = compiled(ids, use_cache=False, **inputs).logits
+            logits = compiled(ids, use_cache=False, **inputs).logits
             visible = slice(4, None) if "attention_mask" in inputs else slice(None)
-            torch.testing.assert_close(found[:, visible], expected[:, visible], rtol=0, atol=1e-5)
+            torch.testing.assert_close(logits[:, visible], expected[:, visible], rtol=0, atol=1e-5)
 
 
-@sampled(("t5", "llama"), ("rope", "gpt2"), ("alibi", "bert"), ("deberta", "bert"))
-def test_compiled_training_step_equals_plain(case: Case, architecture: str) -> None:
+@pairs_with_fast(("t5", "llama"), ("rope", "gpt2"), ("alibi", "bert"), ("deberta", "bert"))
+def test_compiled_training_step_equals_eager_execution(case: Case, architecture: str) -> None:
     gradients = []
     for compiled in (False, True):
         model = tiny.model(architecture, case.scheme, torch.float32).train()
@@ -63,7 +64,7 @@ def test_compiled_training_step_equals_plain(case: Case, architecture: str) -> N
             torch.testing.assert_close(gradients[1][name], gradient, rtol=0, atol=1e-5)
 
 
-@sampled(
+@pairs_with_fast(
     ("rope", "llama"),
     ("t5", "gpt2"),
     ("sinusoidal-context", "gpt2"),
@@ -71,23 +72,21 @@ def test_compiled_training_step_equals_plain(case: Case, architecture: str) -> N
     architectures=["gpt2", "llama"],
 )
 def test_compiled_static_decoding_equals_dynamic(case: Case, architecture: str) -> None:
-    """generate() with a static cache compiles the decoding step; padded rows, so that positions differ by row."""
+    """generate() with a static cache compiles the decoding step. Rows are padded, so that positions differ by row."""
     model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 8)
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
     ids[0, :3] = tiny.PAD
     settings = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
-    plain = model.generate(ids, **settings)
-    from transformers import CompileConfig
-
-    compiling = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
-    compiled = model.generate(ids, **settings, cache_implementation="static", compile_config=compiling)
-    assert torch.equal(compiled, plain)
+    expected = model.generate(ids, **settings)
+    compile_config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    generated = model.generate(ids, **settings, cache_implementation="static", compile_config=compile_config)
+    assert torch.equal(generated, expected)
 
 
-@sampled(("rope", "llama"), ("t5", "gpt2"), ("alibi", "bert"), ("sinusoidal", "bert"), ("learned", "gpt2"))
-def test_exported_program_equals_plain(case: Case, architecture: str) -> None:
-    """Exported with a length that is left open, and run at another one than it was exported with."""
+@pairs_with_fast(("rope", "llama"), ("t5", "gpt2"), ("alibi", "bert"), ("sinusoidal", "bert"), ("learned", "gpt2"))
+def test_exported_program_equals_the_model(case: Case, architecture: str) -> None:
+    """With a dynamic sequence length, at the length of the export and at another one."""
     model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 12)
     length = torch.export.Dim("length", min=2, max=tiny.TRAINED_LENGTH)
     extra = {} if architecture == "bert" else {"use_cache": False}
@@ -95,32 +94,33 @@ def test_exported_program_equals_plain(case: Case, architecture: str) -> None:
     with torch.no_grad():
         settings = {"strict": False, "dynamic_shapes": shapes}
         program = torch.export.export(model, (), {"input_ids": ids, **extra}, **settings).module()
-        for inputs in (ids, tiny.tokens(2, 31, seed=4)):
-            found, expected = (run(input_ids=inputs, **extra).logits for run in (program, model))
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        for input_ids in (ids, tiny.tokens(2, 31, seed=4)):
+            logits, expected = (run(input_ids=input_ids, **extra).logits for run in (program, model))
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
-FLEXIBLE = [case for case in CASES if not case.values]
+FLEX_CASES = [case for case in CASES if not case.values]
 
 
-@sampled(
-    ("rope", "gpt2"), ("t5", "llama"), ("deberta", "bert"), ("alternating", "llama"), ("cope", "gpt2"), cases=FLEXIBLE
+@pairs_with_fast(
+    ("rope", "gpt2"), ("t5", "llama"), ("deberta", "bert"), ("alternating", "llama"), ("cope", "gpt2"), cases=FLEX_CASES
 )
 def test_flex_equals_sdpa(case: Case, architecture: str) -> None:
     model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 12)
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
     packed = torch.cat([torch.arange(5), torch.arange(7)])[None].expand(2, -1)
-    by_head = tiny.additive(torch.ones(2, 4, 12, 12).tril().bool(), torch.float32)
-    by_head[:, 1, 6:, 2] = torch.finfo(torch.float32).min
-    variants = [{}, {"attention_mask": mask}, {"position_ids": packed}, {"position_ids": packed[:1]}]
-    variants.append({"attention_mask": by_head})
+    per_head_mask = tiny.additive_mask(torch.ones(2, 4, 12, 12).tril().bool(), torch.float32)
+    per_head_mask[:, 1, 6:, 2] = torch.finfo(torch.float32).min
+    all_inputs = [{}, {"attention_mask": mask}, {"position_ids": packed}, {"position_ids": packed[:1]}]
+    all_inputs.append({"attention_mask": per_head_mask})
     with torch.no_grad():
-        expected = [model(ids, **inputs).logits for inputs in variants]
+        sdpa_logits = [model(ids, **inputs).logits for inputs in all_inputs]
         model.set_attn_implementation("flex_attention")
-        for inputs, wanted in zip(variants, expected, strict=True):
+        for inputs, expected in zip(all_inputs, sdpa_logits, strict=True):
             visible = slice(4, None) if "attention_mask" in inputs else slice(None)
-            torch.testing.assert_close(model(ids, **inputs).logits[:, visible], wanted[:, visible], rtol=0, atol=2e-5)
+            logits = model(ids, **inputs).logits
+            torch.testing.assert_close(logits[:, visible], expected[:, visible], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(("scheme", "architecture"), [("t5", "llama"), ("rope", "gpt2")])

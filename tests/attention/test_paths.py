@@ -356,3 +356,12 @@ def test_no_path_builds_a_quadratic_tensor(
     with torch.no_grad(), LargestTensor(storage_size) as largest:
         model.base_model(ids, use_cache=False)
     assert largest.numbers >= length * length
+
+
+def test_attentions_of_all_layers_or_none() -> None:
+    """Some paths compute weights and some do not: SDPA returns none from any layer, eager from all."""
+    scheme = [{"type": "shaw", "max_distance": 4, "layers": [0, 2]}, {"type": "alibi", "layers": [1]}]
+    model = tiny.model("gpt2", scheme, torch.float32)
+    assert not [weights for weights in model(tiny.tokens(), output_attentions=True).attentions if weights is not None]
+    model.set_attn_implementation("eager")
+    assert len(model(tiny.tokens(), output_attentions=True).attentions) == tiny.LAYERS

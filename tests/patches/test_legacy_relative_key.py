@@ -183,3 +183,11 @@ def test_other_values_and_other_classes_are_left_alone() -> None:
     assert type(other) is Other
     assert other.position_embedding_type == "relative_key"
     assert other.position_scheme is None
+
+
+def test_a_relative_bert_config_can_be_made_absolute() -> None:
+    config = BertConfig(position_embedding_type="relative_key_query")
+    assert config.position_embedding_type == "relative_key_query"
+    config.position_embedding_type = "absolute"
+    assert type(config) is BertConfig
+    assert type(AutoModel.from_config(config)) is BertModel
