@@ -23,8 +23,6 @@ class AttentionByDistance:
     """(L,), ascending."""
     share: torch.Tensor
     """(layers, heads, L): share of a query's attention at this distance, averaged over queries; sums to 1."""
-    mean_weight: torch.Tensor
-    """(layers, heads, L): attention weight averaged over all pairs at this distance."""
 
     @property
     def mean_distance(self) -> torch.Tensor:
@@ -66,7 +64,7 @@ def attention_by_distance(model: nn.Module, input_ids: torch.Tensor, name: str =
     Example:
         >>> print(attention_by_distance(model, tokenize_file("gpt2", "text.txt", 256, 8)))
     """
-    rows, length = len(input_ids), input_ids.shape[-1]
+    length = input_ids.shape[-1]
     distances, slots = torch.arange(1 - length, length), torch.arange(length)
     distance_index = (slots - slots[:, None] + length - 1).flatten()
     with inspect_model(model, length) as inspector:
@@ -76,9 +74,8 @@ def attention_by_distance(model: nn.Module, input_ids: torch.Tensor, name: str =
             totals[layer].index_add_(1, distance_index, weights_HNN.double().flatten(1).cpu())
 
         inspector.run(input_ids, add_weights)
-    share, mean_weight = totals / (rows * length), totals / (rows * (length - distances.abs()))
-    shown = distances < length if share[..., distances > 0].any() else distances <= 0
-    return AttentionByDistance(name or inspector.name, distances[shown], share[..., shown], mean_weight[..., shown])
+    shown = distances < length if totals[..., distances > 0].any() else distances <= 0
+    return AttentionByDistance(name or inspector.name, distances[shown], totals[..., shown] / input_ids.numel())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,7 @@ class Kind:
     """A plot; functions of the same name in `analysis` and `plots` measure and draw it."""
 
     help: str
-    length: int
-    """Positions to show by default."""
+    default_length: int
     max_models: int = 1
     by_layer: bool = False
     on_text: bool = False
@@ -76,73 +75,66 @@ def plot(
             raise PosEncError(f"Unknown plot {kind!r}; expected one of {', '.join(KINDS)}")
         if out is None and not as_json:
             raise PosEncError("nothing to write: give --out FIGURE or --json")
-        if not scheme and model is None:
-            raise PosEncError("nothing to plot: give --scheme or --model")
-        if compare is not None and model is None:
-            raise PosEncError("--compare needs --model, the checkpoint to compare with")
-        if KINDS[kind].on_text and (model is None or data is None):
-            raise PosEncError(f"{kind} is measured on a text: give --model and --data")
         from .. import analysis, plots
 
         if out is not None:
             plots.check_figure_path(out)
-        schemes = [(text, scheme_of(text)) for text in scheme or []]
-        models: list[tuple[str, Build]] = []
+        text = None if model is None or data is None else partial(analysis.tokenize_file, model, data, rows=rows)
+        if KINDS[kind].on_text and text is None:
+            raise PosEncError(f"{kind} is measured on a text: give --model and --data")
+        schemes = [(name, scheme_of(name)) for name in scheme or []]
+        models = _checkpoints(model, schemes, compare, KINDS[kind].max_models > 1)
         if model is None:
             sizes: dict[str, Any] = {"hidden_size": hidden_size, "num_heads": num_heads, "num_layers": layer + 1}
             sizes |= {"max_positions": max(length or 0, 512), "causal": not encoder}
-            models = [(text, partial(analysis.build_model, spec, **sizes)) for text, spec in schemes]
-        else:
-            if not schemes or KINDS[kind].max_models > 1:
-                models.append((Path(model).name, partial(analysis.load_model, model)))
-            for text, spec in schemes:
-                models.append((f"{Path(model).name}: {text}", partial(analysis.load_model, model, spec)))
-            if compare is not None:
-                models.append((Path(compare).name, partial(analysis.load_model, compare)))
-        if len(models) > KINDS[kind].max_models:
-            raise PosEncError(f"{kind} shows at most {KINDS[kind].max_models} models, got {len(models)}")
-        results = _measure(kind, models, length, layer, (model, data, rows))
+            models = [(name, partial(analysis.build_model, spec, **sizes)) for name, spec in schemes]
+        if not 0 < len(models) <= KINDS[kind].max_models:
+            limit = f"{kind} shows at most {KINDS[kind].max_models}" if models else "give --scheme or --model"
+            raise PosEncError(f"got {len(models)} models to plot: {limit}")
+        results = _measure(kind, models, length, layer, text)
+        if kind == "token-clusters" and model is not None:
+            results = [dataclasses.replace(results[0], labels=_decode(model, results[0].tokens) or results[0].labels)]
         if out is not None:
             plots.save_figure(getattr(plots, kind.replace("-", "_"))(*results), out)
+    lines = [*map(str, results), f"Wrote {out}"]
     if as_json:
-        typer.echo(json.dumps({"kind": kind, "results": [_to_json(result) for result in results]}, indent=1))
-        return
-    for result in results:
-        typer.echo(str(result))
-    typer.echo(f"Wrote {out}")
+        lines = [json.dumps({"kind": kind, "results": [_to_json(result) for result in results]}, indent=1)]
+    typer.echo("\n".join(lines))
+
+
+def _checkpoints(
+    model: str | None, schemes: list[tuple[str, Any]], compare: str | None, with_original: bool
+) -> list[tuple[str, Build]]:
+    """The checkpoint with its own scheme, with each of the given schemes, and the one to compare with."""
+    from ..analysis import load_model
+
+    if model is None:
+        if compare is not None:
+            raise PosEncError("--compare needs --model, the checkpoint to compare with")
+        return []
+    name = Path(model).name
+    models = [(name, partial(load_model, model))] if with_original or not schemes else []
+    models += [(f"{name}: {text}", partial(load_model, model, spec)) for text, spec in schemes]
+    return models + ([] if compare is None else [(Path(compare).name, partial(load_model, compare))])
 
 
 def _measure(
-    kind: str,
-    models: list[tuple[str, Build]],
-    length: int | None,
-    layer: int,
-    text: tuple[str | None, Path | None, int],
+    kind: str, models: list[tuple[str, Build]], length: int | None, layer: int, text: Callable[..., Any] | None
 ) -> list[Any]:
     """The result of the analysis for every model; models without a rotation are left out of rotary-frequencies."""
     from .. import analysis
 
-    function = "position_embeddings" if kind == "feature-ranges" else kind.replace("-", "_")
+    measure = getattr(analysis, "position_embeddings" if kind == "feature-ranges" else kind.replace("-", "_"))
     results, skipped = [], []
-    checkpoint, data, rows = text
     for name, build in models:
         model = build()
-        size = length or min(KINDS[kind].length, model.config.max_position_embeddings)
-        options: dict[str, Any] = {"layer": layer} if KINDS[kind].by_layer else {}
-        if KINDS[kind].on_text:
-            assert checkpoint is not None
-            assert data is not None
-            options["input_ids"] = analysis.tokenize_file(checkpoint, data, size, rows)
-        else:
-            options["length"] = size
+        size = length or min(KINDS[kind].default_length, model.config.max_position_embeddings)
+        options = {"length": size} if text is None or not KINDS[kind].on_text else {"input_ids": text(length=size)}
+        options |= {"layer": layer} if KINDS[kind].by_layer else {}
         try:
-            result = getattr(analysis, function)(model, **options)
+            results.append(dataclasses.replace(measure(model, **options), name=name))
         except analysis.NoRotationError as error:
             skipped.append(error)
-            continue
-        if kind == "token-clusters" and checkpoint is not None:
-            result = dataclasses.replace(result, labels=_decode(checkpoint, result.tokens) or result.labels)
-        results.append(dataclasses.replace(result, name=name))
     if not results or (skipped and kind != "rotary-frequencies"):
         raise skipped[0]
     for reason in skipped:

@@ -26,7 +26,6 @@ def test_attention_matches_an_eager_model(architecture: str, scheme: str | dict 
     assert result.share.shape[:2] == (LAYERS, HEADS)
     for index, distance in enumerate(result.distances.tolist()):
         diagonal = weights.diagonal(distance, dim1=-2, dim2=-1)
-        assert_close(result.mean_weight[..., index], diagonal.mean((1, 3)), 1e-6)
         assert_close(result.share[..., index], diagonal.sum((1, 3)) / (3 * 13), 1e-6)
     assert len(result.distances) == (25 if architecture == "bert" else 13)
     labels, shares = result.binned()
