@@ -128,7 +128,6 @@ def bias_by_distance(model: nn.Module, length: int = 128, layer: int = 0, query:
     if query is not None and not 0 <= query < length:
         raise PosEncError(f"query must be a position from 0 to {length - 1}, got {query}")
     with inspect_model(model, length) as inspector:
-        inspector.check_layer(layer)
         name, causal, bias = inspector.name, inspector.positions.causal, inspector.content_free_bias(layer)
         if bias is None:
             raise PosEncError(

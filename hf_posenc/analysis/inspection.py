@@ -13,21 +13,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..attention.dense import materialize
-from ..attention.function import ActiveScheme, apply_rotation, schemes_at, score_terms
+from ..attention import LayerSchemes, apply_rotation, materialize, score_terms
 from ..errors import PosEncError
-from ..patches.architecture import Architecture
-from ..patches.live_models import ARCHITECTURES, restore, retrofit
-from ..patches.variants import PosEncBaseModel, PosEncModel
-from ..schemes.base import STOCK_ROTATION, ModelShape, Scheme
-from ..schemes.inputs import Content, Positions
-from ..schemes.mixing import InputScheme
-from ..schemes.terms import DistanceBias, KeyTerm, QueryTerm
-
-
-def stock_scheme_name(architecture: Architecture) -> str:
-    """The scheme that reproduces the architecture's own position encoding bit for bit."""
-    return "learned" if architecture.table else "rope"
+from ..patches import PosEncModel, architecture_of, base_models, restore, retrofit
+from ..patches.compat import attn_implementation
+from ..schemes import Content, DistanceBias, InputScheme, KeyTerm, ModelShape, Positions, QueryTerm, Scheme
 
 
 @contextmanager
@@ -36,21 +26,14 @@ def inspect_model(model: nn.Module, length: int) -> Iterator[ModelInspector]:
 
     A stock model carries its own encoding as a scheme inside the block and is restored afterwards.
     """
-    architecture = next((known for known in ARCHITECTURES.values() if isinstance(model, known.family)), None)
-    if architecture is None:
-        raise PosEncError(
-            f"{type(model).__name__} is not a supported model; expected a model of {sorted(ARCHITECTURES)} "
-            "(unwrap a compiled, parallel or PEFT model first)"
-        )
-    is_stock = not isinstance(model, PosEncModel)
+    architecture, is_stock = architecture_of(model), not isinstance(model, PosEncModel)
     training_modes = [(module, module.training) for module in model.modules()]
     if is_stock:
-        retrofit(model, stock_scheme_name(architecture))
+        retrofit(model, architecture.stock_scheme)
     try:
         model.eval()
         with torch.no_grad():
-            base = next(module for module in model.modules() if isinstance(module, PosEncBaseModel))
-            yield ModelInspector(base, length)
+            yield ModelInspector(base_models(model)[0], length)
     finally:
         if is_stock:
             restore(model)
@@ -68,14 +51,10 @@ class ModelInspector:
         self.schemes: list[Scheme] = list(base.position_scheme)
         self.name = " + ".join(scheme.name for scheme in self.schemes)
         self.shape: ModelShape = self.schemes[0].shape
-        self.attentions = [attention for _, attention in base.architecture.attentions(base)]
+        self.attentions = base.architecture.self_attentions(base)
         self.token_vectors: torch.Tensor = base.get_input_embeddings().weight
         input_ids = torch.zeros(1, length, dtype=torch.long, device=base.device)
         self.positions: Positions = base.prepare_inputs({"input_ids": input_ids}).positions
-
-    def check_layer(self, layer: int) -> None:
-        if not 0 <= layer < self.shape.num_layers:
-            raise PosEncError(f"layer {layer} does not exist; the model has layers 0 to {self.shape.num_layers - 1}")
 
     def run(self, input_ids: torch.Tensor, on_attention: Callable[[int, torch.Tensor, torch.Tensor], None]) -> None:
         """Run rows of tokens one by one, calling `on_attention(layer, hidden_states_NE, weights_HNN)` in each layer."""
@@ -93,7 +72,7 @@ class ModelInspector:
             on_attention(layer, hidden_states[0], output[1][0])
 
         with ExitStack() as cleanup:
-            cleanup.callback(self.base.set_attn_implementation, self.base.config._attn_implementation)
+            cleanup.callback(self.base.set_attn_implementation, attn_implementation(self.base.config))
             self.base.set_attn_implementation("eager")  # the only one that returns attention weights
             for layer, attention in enumerate(self.attentions):
                 cleanup.callback(attention.register_forward_hook(partial(hook, layer), with_kwargs=True).remove)
@@ -138,16 +117,20 @@ class ModelInspector:
             return None
         return self.base.get_submodule(self.base.architecture.table)(positions.queries_BQ)
 
+    def layer_schemes(self, layer: int) -> LayerSchemes:
+        """The schemes that act in a layer, by seam."""
+        if not 0 <= layer < len(self.attentions):
+            raise PosEncError(f"layer {layer} does not exist; the model has layers 0 to {len(self.attentions) - 1}")
+        return self.attentions[layer].layer_schemes(self.positions)
+
     def has_rotation(self, layer: int) -> bool:
-        active = self.positions.active[layer]
-        return bool(active["rotate"] or active[STOCK_ROTATION])
+        active = self.layer_schemes(layer)
+        return bool(active.rotate or active.stock_rotation)
 
     def rotate(self, states_BHND: torch.Tensor, layer: int, *, keys: bool) -> torch.Tensor:
         """Apply the rotations of a layer, including those that stock code applies with a scheme's angles."""
-        active, positions = self.positions.active[layer], self.positions
-        indices = (*active["rotate"], *active[STOCK_ROTATION])
-        rotations = [ActiveScheme(positions.schemes[index], positions.prepared[index], None) for index in indices]
-        return apply_rotation(states_BHND, rotations, keys)
+        active = self.layer_schemes(layer)
+        return apply_rotation(states_BHND, [*active.rotate, *active.stock_rotation], keys)
 
     def rotated_query_key(self, layer: int, states_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Two (H, N, D): rotated queries and keys of a layer, with grouped keys repeated for every head."""
@@ -169,7 +152,8 @@ class ModelInspector:
         Returns (H, 2 N - 1) values by distance, if only the distance matters, and a function from a query position
         to its (H, N) bias.
         """
-        attention, positions, length = self.attentions[layer], self.positions, self.positions.key_length
+        active_schemes, attention = self.layer_schemes(layer).score, self.attentions[layer]
+        positions, length = self.positions, self.positions.key_length
         zeros = self.token_vectors.new_zeros(1, self.shape.num_heads, length, self.shape.head_size)
         visible = torch.ones(1, 1, length, length, dtype=torch.bool, device=zeros.device)
         visible = visible.tril() if positions.causal else visible
@@ -179,8 +163,8 @@ class ModelInspector:
         )
         terms = [
             term
-            for active in schemes_at("score", attention, positions)
-            if active[0].needs_distances  # CoPE counts tokens by content, so it has no content-free term
+            for active in active_schemes
+            if active.scheme.needs_distances  # CoPE counts tokens by content, so it has no content-free term
             for term in score_terms([active], content)
             if not isinstance(term, (QueryTerm, KeyTerm))
         ]

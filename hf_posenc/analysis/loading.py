@@ -10,8 +10,9 @@ from transformers.utils import logging
 
 from ..config import VariantConfig
 from ..errors import PosEncError
-from ..patches.live_models import ARCHITECTURES
-from .inspection import ModelInspector, stock_scheme_name
+from ..patches import ARCHITECTURES
+from ..spec import PositionScheme
+from .inspection import ModelInspector
 
 TOKENS_PER_FEATURE = 16
 """Vocabulary of `build_model` relative to its hidden size: many more tokens than dimensions, as in real models."""
@@ -20,7 +21,7 @@ CHARACTERS_PER_TOKEN = 16
 
 
 def build_model(
-    scheme: str | dict | list,
+    scheme: PositionScheme,
     *,
     hidden_size: int = 64,
     num_heads: int = 4,
@@ -71,7 +72,7 @@ def build_model(
     return model
 
 
-def load_model(source: str | Path, scheme: str | dict | list | None = None) -> PreTrainedModel:
+def load_model(source: str | Path, scheme: PositionScheme | None = None) -> PreTrainedModel:
     """Load the base model of a checkpoint, optionally with another position scheme.
 
     Args:
@@ -97,7 +98,7 @@ def load_model(source: str | Path, scheme: str | dict | list | None = None) -> P
             f"{source} is a {config.model_type} model; expected one of {sorted(ARCHITECTURES)} or a converted model"
         )
     if scheme is None and architecture is not None:
-        scheme = stock_scheme_name(architecture)
+        scheme = architecture.stock_scheme
     options = {} if scheme is None else {"position_scheme": scheme}
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # unused head weights are expected; missing weights are reported below

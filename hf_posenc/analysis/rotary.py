@@ -60,7 +60,6 @@ def rotary_decay(model: nn.Module, length: int = 512, layer: int = 0) -> RotaryD
         tensor(1., dtype=torch.float64)
     """
     with inspect_model(model, length) as inspector:
-        inspector.check_layer(layer)
         pairs, wavelengths = _rotary_pairs(inspector, layer)
         ones = torch.ones(1, 1, length, inspector.shape.head_size, device=inspector.base.device)
         query_ND, key_ND = (inspector.rotate(ones, layer, keys=keys)[0, 0].double().cpu() for keys in (False, True))
