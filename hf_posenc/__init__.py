@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .patches import retrofit as retrofit
     from .registry import list_schemes as list_schemes
     from .registry import register_scheme as register_scheme
-    from .training.fit import fit as fit
+    from .training import fit as fit
 
 __version__ = "0.1.0"
 
@@ -38,7 +38,7 @@ _MODULES = {
     "convert_checkpoint": "checkpoints",
     "evaluate": "evaluation.run",
     "explain": "patches",
-    "fit": "training.fit",
+    "fit": "training",
     "list_schemes": "registry",
     "patched": "patches",
     "push_directory": "hub.push",

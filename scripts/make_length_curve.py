@@ -18,9 +18,8 @@ from transformers.utils import logging
 
 import hf_posenc
 from hf_posenc.plots.style import COLORS
-from hf_posenc.training.rates import parameter_groups
+from hf_posenc.training import LossWeights, Teacher, parameter_groups, record_hidden_states
 from hf_posenc.training.recipe import RECOMMENDED
-from hf_posenc.training.teacher import Teacher, Weights, recorded
 from scripts.make_figures import save_small
 from scripts.small_models import LENGTH, RATE, ROWS, read_text, train
 
@@ -40,18 +39,19 @@ DRAWN = ("alibi", "t5", "rope")
 def convert_and_train(stock: Any, scheme: Any, text: torch.Tensor) -> Any:
     """Convert a copy to another scheme and train it for a third of the steps of the original."""
     torch.manual_seed(1)
-    model, teacher, weights = copy.deepcopy(stock), Teacher(copy.deepcopy(stock)), Weights()
+    model, teacher, weights = copy.deepcopy(stock), Teacher(copy.deepcopy(stock)), LossWeights()
     hf_posenc.retrofit(model, scheme).train()
-    groups = parameter_groups(model, RATE, RECOMMENDED.position_rate * RATE)
+    groups = parameter_groups(model, RATE, RECOMMENDED.position_lr_multiplier * RATE)
     optimizer = torch.optim.AdamW(groups)
     rates = [group["lr"] for group in groups]
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=RECOVERY_STEPS)
     for step in range(RECOVERY_STEPS):
         inputs = {"input_ids": sample_batch(text, ROWS)}
-        lesson = teacher.look_at(inputs)
-        with recorded(list(model.transformer.h)) as states:
+        target = teacher.forward(inputs)
+        with record_hidden_states(list(model.transformer.h)) as hidden_states:
             logits = model(**inputs).logits
-        sum(lesson.parts(weights, logits, states[1:], None, 1 - step / RECOVERY_STEPS).values()).backward()
+        terms = target.losses(weights, logits, hidden_states, hidden_scale=1 - step / RECOVERY_STEPS)
+        sum(terms.values()).backward()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()

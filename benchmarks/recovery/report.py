@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hf_posenc.training.recipe import FIT_SHARE
+from hf_posenc.training.recipe import DEFAULT_FIT_RATIO
 
 from . import figures
 from .results import LEVELS, Results, final_shortfall, scheme_label, tokens_to_reach
@@ -69,9 +69,9 @@ def render_page(outcomes: list[Outcome], figure_directory: str) -> str:
     lines = INTRODUCTION.format(
         metrics="\n".join(f"- {name}: {metric}" for name, metric in METRICS.items()),
         swept=swept,
-        share=FIT_SHARE,
+        share=DEFAULT_FIT_RATIO,
         recommended=RECOMMENDED,
-        rate=METHODS[RECOMMENDED].position_rate,
+        rate=METHODS[RECOMMENDED].position_lr_multiplier,
     ).splitlines()
     for task in results.tasks():
         lines += ["", f"## {task.name}", "", f"{task.tokens:,} tokens in batches of {task.batch_size} rows."]

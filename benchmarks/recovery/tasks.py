@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from hf_posenc.training.own_text import own_text
-from hf_posenc.training.rows import IGNORED
+from hf_posenc.training import generate_text
+from hf_posenc.training.data import IGNORE_INDEX
 
 CACHE = Path(__file__).parent / "cache"
 DATA = Path(os.environ.get("HF_POSENC_CHECKPOINTS", CACHE))
@@ -107,13 +107,13 @@ def load_stories() -> Any:
 
 
 def story_rows(name: str = "stories", count: int = STORY_ROWS, seed: int = 0) -> Batch:
-    ids = cached(name, lambda: own_text(load_stories(), count, STORY_LENGTH, seed=seed, rows_at_a_time=200))
-    no_target = torch.full_like(ids[:, :1], IGNORED)
+    ids = cached(name, lambda: generate_text(load_stories(), count, STORY_LENGTH, seed=seed, batch_size=200))
+    no_target = torch.full_like(ids[:, :1], IGNORE_INDEX)
     return {"input_ids": ids, "targets": torch.cat([ids[:, 1:], no_target], 1)}
 
 
 def story_shortfall() -> Callable[[Any], float]:
-    ids = cached("stories_evaluated", lambda: own_text(load_stories(), EVALUATED_STORIES, STORY_LENGTH, seed=1))
+    ids = cached("stories_evaluated", lambda: generate_text(load_stories(), EVALUATED_STORIES, STORY_LENGTH, seed=1))
     original = _perplexity(load_stories().eval(), ids)
     return lambda model: _perplexity(model, ids) / original - 1
 
@@ -138,7 +138,7 @@ def sorting_rows() -> Batch:
     digits = torch.randint(VALUES, (40_000, DIGITS), generator=generator)
     sequences = torch.cat([digits, digits.sort(-1).values], 1)
     targets = sequences[:, 1:].clone()
-    targets[:, : DIGITS - 1] = IGNORED  # the input digits are random
+    targets[:, : DIGITS - 1] = IGNORE_INDEX  # the input digits are random
     return {"input_ids": sequences[:, :-1], "targets": targets}
 
 

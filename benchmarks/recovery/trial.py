@@ -13,19 +13,26 @@ from torch import nn
 from transformers.utils import logging
 
 import hf_posenc
-from hf_posenc.training.fit import absorb_table_mean, architecture_of
-from hf_posenc.training.rates import parameter_groups
-from hf_posenc.training.recipe import FIT_SHARE, NAIVE, RECOMMENDED, Recipe, share_to_fit
-from hf_posenc.training.rows import IGNORED
-from hf_posenc.training.teacher import Teacher, layers_of, recorded
+from hf_posenc.patches import architecture_of
+from hf_posenc.training import (
+    Recipe,
+    Teacher,
+    absorb_table_mean,
+    parameter_groups,
+    record_hidden_states,
+    resolve_fit_ratio,
+    transformer_layers,
+)
+from hf_posenc.training.data import IGNORE_INDEX
+from hf_posenc.training.recipe import DEFAULT_FIT_RATIO, NAIVE, RECOMMENDED
 
 from .tasks import TASKS, Batch, Task
 
 RECOMMENDED_NAME = "recommended"
 SHORTER = {f"{RECOMMENDED_NAME}, 1/4 of the tokens": 0.25, f"{RECOMMENDED_NAME}, 1/10 of the tokens": 0.1}
 """Separate runs on a fraction of the tokens, with a learning rate schedule of that length."""
-FIT: dict[str, Any] = {"centre": True, "fit": FIT_SHARE}
-DISTILLATION: dict[str, Any] = {"teacher": True, "states_until": math.inf}
+FIT: dict[str, Any] = {"absorb_table_mean": True, "fit_ratio": DEFAULT_FIT_RATIO}
+DISTILLATION: dict[str, Any] = {"teacher": True, "hidden_loss_until": math.inf}
 METHODS = {
     "naive": NAIVE,
     "naive + distillation": dataclasses.replace(NAIVE, **DISTILLATION),
@@ -70,12 +77,12 @@ def run_trial(trial: Trial, task: Task | None = None) -> Outcome:
     length = rows["input_ids"].shape[-1]
     stock_model = task.load()
     model = hf_posenc.retrofit(task.load(), trial.scheme)
-    share = share_to_fit(recipe, architecture_of(model), trial.scheme)
+    share = resolve_fit_ratio(recipe, architecture_of(model), trial.scheme)
     tokens = SHORTER.get(trial.method, 1.0) * task.tokens
     steps = round((1 - share) * tokens / (task.batch_size * length))
     curve: list[tuple[int, float]] = []
     tokens_seen = 0
-    if recipe.centre:
+    if recipe.absorb_table_mean:
         absorb_table_mean(stock_model, model, length)
     if share:
         number = round(share * tokens / (task.fit_batch_size * length))
@@ -105,7 +112,7 @@ def _train(
 ) -> Iterator[int]:
     teacher = Teacher(stock_model) if recipe.teacher or not task.has_head else None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = parameter_groups(model, trial.learning_rate, recipe.position_rate * trial.learning_rate)
+    groups = parameter_groups(model, trial.learning_rate, recipe.position_lr_multiplier * trial.learning_rate)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
     warmup = max(round(WARMUP_RATIO * steps), 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -113,7 +120,7 @@ def _train(
     )
     model.train()
     for step, batch in zip(range(steps), _batches(rows, task.batch_size, trial.seed), strict=False):
-        states_weight = max(1 - step / (recipe.states_until * steps), 0.0)
+        states_weight = max(1 - step / (recipe.hidden_loss_until * steps), 0.0)
         loss = _loss(model, teacher, recipe, batch, states_weight)
         optimizer.zero_grad()
         loss.backward()
@@ -134,21 +141,21 @@ def _batches(rows: Batch, batch_size: int, seed: int) -> Iterator[Batch]:
 
 def _loss(model: Any, teacher: Teacher | None, recipe: Recipe, batch: Batch, states_weight: float) -> torch.Tensor:
     inputs = {"input_ids": batch["input_ids"]}
-    with recorded(layers_of(model)) as states:
+    with record_hidden_states(transformer_layers(model)) as states:
         outputs = model(**inputs)
     if "targets" in batch and not recipe.teacher:
         return nn.functional.cross_entropy(
-            outputs.logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED
+            outputs.logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORE_INDEX
         )
     assert teacher is not None
-    lesson = teacher.look_at(inputs)
+    teacher_output = teacher.forward(inputs)
     if not recipe.teacher:  # a model without a head: only its embeddings can be trained
-        ours, target = (state.mean(1) for state in (outputs.last_hidden_state, lesson.states[-1]))
+        ours, target = (state.mean(1) for state in (outputs.last_hidden_state, teacher_output.hidden_states[-1]))
         return (1 - nn.functional.cosine_similarity(ours, target)).mean()
-    weights = recipe.weights
+    weights = recipe.loss_weights
     if "targets" not in batch:
-        parts = lesson.parts(dataclasses.replace(weights, predictions=0.0), None, states[1:], None, states_weight)
-        return torch.stack(list(parts.values())).sum()
-    has_target = batch["targets"] != IGNORED
-    divergence = lesson.divergence(outputs.logits, has_target)
-    return weights.predictions * divergence + weights.states * states_weight * lesson.distance(states[1:])
+        terms = teacher_output.losses(dataclasses.replace(weights, kl=0.0), None, states, None, states_weight)
+        return torch.stack(list(terms.values())).sum()
+    has_target = batch["targets"] != IGNORE_INDEX
+    divergence = teacher_output.kl_divergence(outputs.logits, has_target)
+    return weights.kl * divergence + weights.hidden * states_weight * teacher_output.hidden_distance(states)

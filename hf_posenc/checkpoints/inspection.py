@@ -10,10 +10,8 @@ from typing import Any, Literal
 from ..config import VariantConfig
 from ..patches.explanation import Explanation
 from ..patches.live_models import ARCHITECTURES
-from ..training.parameters import is_of_scheme
-from ..training.request import NOTE
-from ..training.saving import checkpoints_in
 from ..validation import truncate_repr
+from ._names import RUN_STATE_FILE, is_scheme_parameter, list_checkpoints
 from .config_file import read_config, read_fields, read_json
 from .expected_weights import compare
 from .manifest import MANIFEST, verify_manifest
@@ -110,8 +108,8 @@ def inspect(directory: str | Path) -> Inspection:
     has_config = (directory / "config.json").is_file()
     if run is None and not has_config:
         raise ValueError(
-            f"{directory} has neither a config.json nor a {NOTE}: it is no checkpoint of transformers, nor the output "
-            "directory of `hf-posenc train`"
+            f"{directory} has neither a config.json nor a {RUN_STATE_FILE}: it is no checkpoint of transformers, nor "
+            "the output directory of `hf-posenc train`"
         )
     found = Inspection(directory, "run" if run is not None else "stock", run=run)
     if run is not None:
@@ -127,10 +125,10 @@ def inspect(directory: str | Path) -> Inspection:
 
 
 def _run_in(directory: Path) -> RunState | None:
-    if not (directory / NOTE).is_file():
+    if not (directory / RUN_STATE_FILE).is_file():
         return None
-    finished = read_json(directory / NOTE).get("finished") is True
-    return RunState(finished, {path.name: verify_manifest(path) for path in checkpoints_in(directory)})
+    finished = read_json(directory / RUN_STATE_FILE).get("finished") is True
+    return RunState(finished, {path.name: verify_manifest(path) for path in list_checkpoints(directory)})
 
 
 def _look_at_weights(found: Inspection, directory: Path) -> None:
@@ -161,7 +159,7 @@ def _look_at_weights(found: Inspection, directory: Path) -> None:
         found.files = {shard.path.name: shard.path.stat().st_size for shard in shards}
         tensors = {name: entry for shard in shards for name, entry in shard.entries.items()}
         found.parameters = sum(entry.numbers for entry in tensors.values())
-        found.scheme_parameters = sum(entry.numbers for name, entry in tensors.items() if is_of_scheme(name))
+        found.scheme_parameters = sum(entry.numbers for name, entry in tensors.items() if is_scheme_parameter(name))
         found.explanation, problems, warnings = compare(config, tensors)
         found.problems += problems
         found.warnings += warnings

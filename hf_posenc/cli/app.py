@@ -55,3 +55,7 @@ def main() -> None:
 
     Exits with 0 if it is done, 1 if something broke or was interrupted, 2 if it cannot be done as it was asked for.
     """
+
+
+exit_on_user_error = said_plainly
+parse_scheme_option = scheme_of

@@ -1,66 +1,79 @@
-"""How a model is brought back to quality after its encoding was changed."""
+"""Training recipes: how a model regains its quality after its position encoding has changed."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
-from ..schemes.base import Kind
-from ..spec import parse_position_scheme
-from .teacher import Weights
+from transformers import PreTrainedConfig
 
-FIT_SHARE = 0.1
-REFERENCE_RATE, REFERENCE_WIDTH = 4e-3, 64
-"""The learning rate that did best on a model of this width; see benchmarks/RECOVERY.md."""
+from ..errors import PosEncError
+from ..patches import Architecture
+from ..schemes import Kind
+from ..spec import PositionScheme, parse_position_scheme
+from .distillation import LossWeights
+
+DEFAULT_FIT_RATIO = 0.1
+REFERENCE_LEARNING_RATE, REFERENCE_HIDDEN_SIZE = 4e-3, 64
+"""The learning rate that worked best for a model of this width; see benchmarks/RECOVERY.md."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What is done, in the order of the fields."""
+    """The steps of a training run, in order.
 
-    centre: bool = True
-    """Keep what the old table added at all positions alike, where there is a place for it."""
-    fit: float | None = None
-    """As a share of the training's tokens, how many each layer's attention is fitted to that of the old encoding on,
-    before. None: a tenth where that gains something, see `share_to_fit`."""
+    Attributes:
+        absorb_table_mean: Keep the mean of a dropped position table, in architectures with an embedding to hold it.
+        fit_ratio: Tokens to fit attention on before training, as a fraction of the training tokens. None: a tenth
+            where fitting helps, see `resolve_fit_ratio`.
+        teacher: Distill from the stock model instead of learning from the text alone.
+        loss_weights: Weights of the terms of the distillation loss.
+        hidden_loss_until: Fraction of the training over which the hidden-state loss fades to zero. Hidden states
+            speed up the start, but a model with a new encoding need not reproduce them to the end.
+        position_lr_multiplier: Learning rate of the scheme's parameters, relative to all others. They start
+            untrained, and most are biases that need larger steps than weights inside matrix products.
+
+    Raises:
+        PosEncError: If a value is out of range.
+    """
+
+    absorb_table_mean: bool = True
+    fit_ratio: float | None = None
     teacher: bool = True
-    """Learn from the model as it was, rather than from the text alone."""
-    weights: Weights = Weights()
-    states_until: float = 1.0
-    """The share of the training over which states inside of the teacher fade from the loss: they lead the way, but a
-    new encoding need not take the old one's to the end."""
-    position_rate: float = 20.0
-    """The learning rate of the scheme's own parameters, as a multiple of that of the others: they begin with nothing
-    learnt, and most of them are biases, which are read as they are and not through a product of many."""
+    loss_weights: LossWeights = LossWeights()
+    hidden_loss_until: float = 1.0
+    position_lr_multiplier: float = 20.0
 
     def __post_init__(self) -> None:
-        if self.fit is not None and not (isinstance(self.fit, (int, float)) and 0 <= self.fit <= 1):
-            raise ValueError(f"--fit-share is a share of the training from 0 to 1, got {self.fit!r}")
-        if not (self.states_until >= 0 and self.position_rate > 0):
-            raise ValueError(
-                f"states_until must not be negative, and position_rate above 0; got {self.states_until} and "
-                f"{self.position_rate}"
-            )
+        ratio = self.fit_ratio
+        if ratio is not None and not (isinstance(ratio, (int, float)) and 0 <= ratio <= 1):
+            raise PosEncError(f"fit_ratio (--fit-ratio) must be between 0 and 1, got {ratio!r}")
+        if not self.hidden_loss_until >= 0:
+            raise PosEncError(f"hidden_loss_until must be at least 0, got {self.hidden_loss_until!r}")
+        if not self.position_lr_multiplier > 0:
+            raise PosEncError(f"position_lr_multiplier must be above 0, got {self.position_lr_multiplier!r}")
 
 
 RECOMMENDED = Recipe()
-NAIVE = Recipe(centre=False, fit=0.0, teacher=False, position_rate=1.0)
-"""Change the encoding and fine-tune: what one would do without any of this."""
+NAIVE = Recipe(absorb_table_mean=False, fit_ratio=0.0, teacher=False, position_lr_multiplier=1.0)
+"""The baseline: change the encoding and fine-tune on text."""
 RECIPES = {"recommended": RECOMMENDED, "naive": NAIVE}
 
 
-def share_to_fit(recipe: Recipe, architecture: Any, scheme: Any) -> float:
-    """What the recipe says, or else a tenth under an old rotation, which acts in attention alone. The rows of an old
-    table run through the whole model: a new rotation, or terms that depend on the content, can take over what they do
-    in attention; a bias by distance cannot do enough of it, and new rows need not."""
-    if recipe.fit is not None:
-        return recipe.fit
-    kinds = {item.scheme.kind for item in parse_position_scheme(scheme)}
-    takes_over = bool(kinds & {Kind.ROTATION, Kind.CONTENT}) and Kind.INPUT not in kinds
-    return FIT_SHARE if architecture.rotary or takes_over else 0.0
+def resolve_fit_ratio(recipe: Recipe, architecture: Architecture, scheme: PositionScheme) -> float:
+    """The recipe's fit ratio, or the default where fitting helps.
+
+    It helps to replace a rotation, which acts in attention alone. A position table acts on the whole model: a rotation
+    or a content-dependent term can take over its effect on attention, but a distance bias cannot do enough of it, and
+    another table has no need to.
+    """
+    if recipe.fit_ratio is not None:
+        return recipe.fit_ratio
+    kinds = {spec.scheme.kind for spec in parse_position_scheme(scheme)}
+    replaces_table = bool(kinds & {Kind.ROTATION, Kind.CONTENT}) and Kind.INPUT not in kinds
+    return DEFAULT_FIT_RATIO if architecture.rotary or replaces_table else 0.0
 
 
-def recommended_learning_rate(config: Any) -> float:
-    """Falls with the root of the width, as the best rates of the measured models do."""
-    return REFERENCE_RATE * math.sqrt(REFERENCE_WIDTH / config.hidden_size)
+def default_learning_rate(config: PreTrainedConfig) -> float:
+    """The learning rate for a model: it falls with the square root of the width."""
+    return REFERENCE_LEARNING_RATE * math.sqrt(REFERENCE_HIDDEN_SIZE / config.hidden_size)

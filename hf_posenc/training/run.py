@@ -1,4 +1,4 @@
-"""Train a model under a new encoding: from a checkpoint and a text to a variant in a directory."""
+"""Run a training: from a checkpoint and text to a variant in a directory."""
 
 from __future__ import annotations
 
@@ -7,256 +7,236 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments, set_seed
-from transformers.utils import logging
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
 
-from ..checkpoints.file_names import RECOVERY_FILE
-from ..text_data import load_text_dataset as read
-from .classes import accuracy, classes_of
-from .corpus import Corpus
-from .lora import add_lora
-from .objective import Objective, objective_of
-from .parameters import heads_of, train_positions_only
-from .parts import config_of, corpus_for, documents_of, dtype_of, load, teacher_of, tokenizer_of, told_apart
-from .recovering import RecoveryTrainer
-from .reports import refuse_reports
-from .request import SELF, Note, Request
-from .saving import UNFINISHED, checkpoints_in, last_whole_checkpoint, told_when_full
-from .stages import Stage, Staged, read_stages
-from .student import build_student
-from .teacher import Teacher, Weights
-
-logger = logging.get_logger(__name__)
-SETTINGS_THAT_MATTER = (
-    "max_steps",
-    "num_train_epochs",
-    "learning_rate",
-    "seed",
-    "data_seed",
-    "bf16",
-    "fp16",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "lr_scheduler_kwargs",
-    "weight_decay",
-    "max_grad_norm",
-    "optim",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "label_smoothing_factor",
+from ..checkpoints import RECOVERY_FILE, list_checkpoints
+from ..errors import PosEncError
+from ..text_data import load_text_dataset
+from .arguments import (
+    SELF_GENERATED,
+    RunState,
+    Stage,
+    TrainRequest,
+    check_report_to,
+    parse_train_length,
+    rows_per_step,
 )
-"""TrainingArguments that a run cannot go on with when they have changed. And with as many rows a step: on more devices
-it can, with fewer rows on each."""
+from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
+from .data import RowBuilder, dataset_fingerprint
+from .distillation import LossWeights, Teacher
+from .factories import build_student, build_teacher, build_training_rows, load_config, load_tokenizer
+from .objectives import Labels, Objective, compute_accuracy, infer_objective
+from .optimizer import add_lora, head_names, train_positions_only
+from .trainer import RecoveryTrainer
 
 
-@dataclasses.dataclass
-class Run:
-    """All that a training run needs, ready to be started."""
+@dataclasses.dataclass(frozen=True)
+class PreparedRun:
+    """A trainer ready to start, and what is needed to save its model at the end."""
 
     trainer: RecoveryTrainer
-    note: Note
     directory: Path
     use_cache: bool
-    """What the config says of it, which is off while a Trainer has the model."""
+    """The config's value, which `Trainer` turns off."""
     dtype: torch.dtype
-    """Of the checkpoint's files, and of what is made of them."""
-    has_original: bool
-    """Whether the teacher is the model as it was, and can read the rows to evaluate on."""
+    """The dtype of the checkpoint, and of the variant that is saved."""
+    evaluates_original: bool
 
 
-def train(request: Request, arguments: TrainingArguments, restart: bool = False) -> Path:
-    """Train as asked, and leave the variant in `arguments.output_dir`, loadable by Auto classes.
+def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = False) -> Path:
+    """Train a model under a new position scheme.
 
-    Asked again for the same after it was interrupted, it goes on from the last checkpoint that is whole.
+    If the run is interrupted, call it again with the same arguments to resume from the last checkpoint.
+
+    Args:
+        request: What to train, on which data, by which recipe.
+        arguments: transformers' training arguments. The variant is saved in `output_dir`.
+        restart: Delete an earlier run in `output_dir`.
+
+    Returns:
+        The directory of the variant, for `AutoModel.from_pretrained`.
+
+    Raises:
+        PosEncError: If the arguments contradict each other or an earlier run in the same directory, the disk is full,
+            or the training diverges.
+
+    Example:
+        >>> request = TrainRequest("gpt2", data="text.txt", train_length="512", scheme="alibi")
+        >>> train(request, TrainingArguments("out", max_steps=1000))
     """
     set_seed(arguments.seed)
     directory = Path(arguments.output_dir)
-    for source in (request.model, request.teacher):
-        if source is not None and _is_in(directory, Path(source)):
-            raise ValueError(f"{source} is in --output-dir, {directory}: take another, so that it is kept")
-    refuse_reports(arguments)
-    stages = read_stages(request.train_length, arguments.max_steps)
+    for source in (request.model, request.teacher_model):
+        if source is not None and Path(source).resolve() in _run_directories(directory):
+            raise PosEncError(f"{source} is inside --output-dir {directory} and would be overwritten: choose another")
+    check_report_to(arguments)
+    stages = parse_train_length(request.train_length, arguments.max_steps)
     if stages[0].steps is not None:
         arguments.max_steps = sum(stage.steps or 0 for stage in stages)
-    settings = json.loads(json.dumps({name: getattr(arguments, name) for name in SETTINGS_THAT_MATTER}, default=str))
-    note = Note.of(directory, request, {**settings, "rows_a_step": rows_a_step(arguments)}, restart)
-    with told_when_full(directory):
-        with arguments.main_process_first(desc="clearing the directory"):
+    state = RunState(directory, request, arguments, restart)
+    with translate_disk_full(directory):
+        with arguments.main_process_first(desc="clearing the output directory"):
             if restart and arguments.process_index == 0:
-                note.clear()
-        run = prepare(request, arguments, stages, note, directory)
-        checkpoint = last_whole_checkpoint(directory)
+                state.clear()
+        run = prepare(request, arguments, stages, state)
+        checkpoint = last_valid_checkpoint(directory)
         if arguments.should_save:
-            shutil.rmtree(directory / UNFINISHED, ignore_errors=True)
-            note.write()
-        done = run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        note.values |= {"steps": done.global_step, "train_loss": done.training_loss}
-        finish(run)
+            shutil.rmtree(directory / STAGING_DIRECTORY, ignore_errors=True)
+            state.save()
+        output = run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        _save_variant(run)
+        if arguments.should_save:
+            state.save(finished=True, steps=output.global_step, train_loss=output.training_loss)
+        run.trainer.accelerator.wait_for_everyone()
     return directory
 
 
-def _is_in(directory: Path, source: Path) -> bool:
-    """What the directory holds itself, or a checkpoint of an earlier run: all that a restart throws away."""
-    return source.resolve() in {path.resolve() for path in (directory, *checkpoints_in(directory))}
+def _run_directories(directory: Path) -> set[Path]:
+    """Everything that `--restart` would delete models from."""
+    return {path.resolve() for path in (directory, *list_checkpoints(directory))}
 
 
-def rows_a_step(arguments: TrainingArguments) -> int:
-    return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
-
-
-def prepare(request: Request, arguments: TrainingArguments, stages: list[Stage], note: Note, directory: Path) -> Run:
-    config = config_of(request)
-    objective = objective_of(config, request.task)
+def prepare(request: TrainRequest, arguments: TrainingArguments, stages: list[Stage], state: RunState) -> PreparedRun:
+    """Build everything that a run needs. Raises PosEncError before any training if something does not fit."""
+    config = load_config(request)
+    objective = infer_objective(config, request.task)
     packing = request.packing if request.packing is not None else objective is Objective.CAUSAL
-    tokenizer = tokenizer_of(request, objective)
-    classes = None
-    if objective is Objective.CLASSIFICATION:
-        labelled = read(request.data, request.split, request.streaming)
-        classes = classes_of(config, objective_of(config) is objective, labelled, request.label_column)
-    teacher = teacher_of(request, objective, packing, classes)
-    stock_model = teacher.model if teacher is not None and request.teacher is None else None
-    if classes is not None and teacher is not None and teacher.head_is_new and not request.recipe.weights.labels:
-        teacher = None  # it knows nothing of the classes, and its states are not those that tell them apart
-    _refuse_what_cannot_be_learnt(objective, teacher, request, arguments, max(stage.length for stage in stages))
+    tokenizer = load_tokenizer(request, objective)
+    labels = _find_labels(request, config) if objective is Objective.CLASSIFICATION else None
+    config_fields: dict[str, Any] = labels.config_fields if labels is not None else {}
+    teacher = build_teacher(request, objective, packing, config_fields)
+    stock_model = teacher.model if teacher is not None and request.teacher_model is None else None
+    if labels is not None and teacher is not None and teacher.has_new_head and not request.recipe.loss_weights.label:
+        teacher = None  # it knows nothing about the classes
+    _check_learnable(request, arguments, objective, teacher, max(stage.length for stage in stages))
 
-    corpus = corpus_for(tokenizer, request, objective, packing, classes)
-    rows = _training_rows(request, arguments, directory, objective, stages, corpus, teacher)
-    note.add_rows(told_apart(rows))
-    steps = _number_of_steps(rows, arguments)
-    fresh = last_whole_checkpoint(directory) is None
-    row_count, device = rows_a_step(arguments), arguments.device
-    model = build_student(request, objective, stock_model, rows, row_count, steps, stages, not fresh, classes, device)
-    if objective is Objective.CLASSIFICATION:
-        _know_the_padding([model, *([teacher.model] if teacher else [])], tokenizer)
+    columns = (request.text_column, request.label_column)
+    builders = [RowBuilder(tokenizer, stage.length, objective, packing, *columns, labels) for stage in stages]
+    generator = teacher.model if teacher is not None else None
+    rows = build_training_rows(request, arguments, objective, stages, builders, generator)
+    state.set_dataset(dataset_fingerprint(rows))
+    directory = Path(arguments.output_dir)
+    fit_tokens = _count_steps(rows, arguments) * rows_per_step(arguments) * stages[0].length
+    warm_start = last_valid_checkpoint(directory) is None
+    model = build_student(
+        request, objective, stock_model, rows, fit_tokens, stages[0], arguments.device, warm_start, config_fields
+    )
+    if labels is not None:
+        _set_pad_token([model, *([teacher.model] if teacher else [])], tokenizer)
     _choose_parameters(model, request, objective)
     use_cache = getattr(model.config, "use_cache", False)
-    evaluated = None
+    eval_rows = None
     if request.eval_data is not None:
-        evaluated = corpus(stages[-1].length).rows(read(request.eval_data, request.eval_split))
-    recipe = request.recipe
+        eval_rows = builders[-1].build(load_text_dataset(request.eval_data, request.eval_split))
+    # The parameters of a variant have been trained already.
+    multiplier = request.recipe.position_lr_multiplier if request.scheme is not None else 1.0
     trainer = RecoveryTrainer(
         model=model,
         args=arguments,
         train_dataset=rows,
-        eval_dataset=evaluated,
+        eval_dataset=eval_rows,
         processing_class=tokenizer,
-        data_collator=objective.collator(tokenizer, packing, request.mask_share),
-        compute_metrics=accuracy if objective is Objective.CLASSIFICATION else None,
+        data_collator=objective.data_collator(tokenizer, packing, request.mlm_probability),
+        compute_metrics=compute_accuracy if labels is not None else None,
         teacher=teacher,
-        weights=_weights(request, teacher),
-        states_until=recipe.states_until,
-        position_learning_rate=request.position_learning_rate or _position_rate(request) * arguments.learning_rate,
+        loss_weights=_loss_weights(request, teacher),
+        hidden_loss_until=request.recipe.hidden_loss_until,
+        position_learning_rate=request.position_learning_rate or multiplier * arguments.learning_rate,
         predicts_tokens=objective.predicts_tokens,
+        has_adapters=request.trainable == "lora",
     )
-    trainer.has_adapters = request.trained == "lora"
-    has_original = (
+    evaluates_original = (
         teacher is not None
-        and not (request.teacher or teacher.head_is_new or objective is Objective.STATES)
-        and stages[-1].length <= teacher.longest
+        and not (request.teacher_model or teacher.has_new_head or objective is Objective.FEATURE_EXTRACTION)
+        and stages[-1].length <= teacher.max_length
     )
-    return Run(trainer, note, directory, use_cache, dtype_of(config), has_original)
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else getattr(torch, config.dtype or "float32")
+    return PreparedRun(trainer, directory, use_cache, dtype, evaluates_original)
 
 
-def _position_rate(request: Request) -> float:
-    """What a variant brings along has been learnt already."""
-    return request.recipe.position_rate if request.scheme is not None else 1.0
+def _find_labels(request: TrainRequest, config: PreTrainedConfig) -> Labels:
+    documents = load_text_dataset(request.data, request.split, request.streaming)
+    has_head = infer_objective(config) is Objective.CLASSIFICATION
+    return Labels.find(config, has_head, documents, request.label_column)
 
 
-def _weights(request: Request, teacher: Teacher | None) -> Weights:
-    """Of a teacher whose head is new, what it predicts is nothing to learn: there are labels."""
-    weights = request.recipe.weights
-    if teacher is None or not teacher.head_is_new:
+def _loss_weights(request: TrainRequest, teacher: Teacher | None) -> LossWeights:
+    """A teacher with an untrained head predicts at random: its predictions are replaced by the labels."""
+    weights = request.recipe.loss_weights
+    if teacher is None or not teacher.has_new_head:
         return weights
-    return dataclasses.replace(weights, predictions=0.0, labels=weights.labels or 1.0)
+    return dataclasses.replace(weights, kl=0.0, label=weights.label or 1.0)
 
 
-def _know_the_padding(models: list[Any], tokenizer: Any) -> None:
-    """Decoders that classify look for the last token that is none."""
+def _set_pad_token(models: list[PreTrainedModel], tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Decoders classify by the last token that is not padding."""
     for model in models:
-        if getattr(model.config, "pad_token_id", None) is None:
+        if getattr(model.config, "pad_token_id", None) is None and tokenizer is not None:
             model.config.pad_token_id = tokenizer.pad_token_id
 
 
-def _refuse_what_cannot_be_learnt(
-    objective: Objective, teacher: Teacher | None, request: Request, arguments: TrainingArguments, longest: int
+def _check_learnable(
+    request: TrainRequest,
+    arguments: TrainingArguments,
+    objective: Objective,
+    teacher: Teacher | None,
+    max_length: int,
 ) -> None:
-    if objective is Objective.STATES and teacher is None:
-        raise ValueError(
-            f"{request.model} has no head, so that there is nothing to learn but a teacher's states: leave the teacher "
-            "on, or name a --task"
+    if objective is Objective.FEATURE_EXTRACTION and teacher is None:
+        raise PosEncError(
+            f"{request.model} has no head, so it can only learn a teacher's hidden states: leave the teacher on, or "
+            "set --task"
         )
-    if request.data == SELF and objective is not Objective.CAUSAL:
-        raise ValueError("only a causal model can write its own text: pass --data with text for this one")
+    if request.data == SELF_GENERATED and objective is not Objective.CAUSAL:
+        raise PosEncError("Only causal models can generate their own text: pass --data with text")
     if teacher is None:
         return
-    if longest > teacher.longest and (request.data == SELF or objective is Objective.STATES):
-        raise ValueError(
-            f"rows of {longest} tokens are longer than the {teacher.longest} that the original can read, and there is "
-            "nothing else to learn from: lower --train-length"
-            + (", or pass --data with text" if request.data == SELF else "")
+    if max_length > teacher.max_length and (
+        request.data == SELF_GENERATED or objective is Objective.FEATURE_EXTRACTION
+    ):
+        raise PosEncError(
+            f"Rows of {max_length} tokens are longer than the {teacher.max_length} that the teacher can read, and "
+            "there is nothing else to learn from: lower --train-length"
+            + (", or pass --data with text" if request.data == SELF_GENERATED else "")
         )
     if arguments.label_smoothing_factor:
-        raise ValueError("--label-smoothing-factor smooths labels, and a teacher has none: pass --no-teacher, or 0")
+        raise PosEncError("--label-smoothing-factor has no effect with a teacher: pass --no-teacher, or leave it out")
 
 
-def _training_rows(
-    request: Request,
-    arguments: TrainingArguments,
-    directory: Path,
-    objective: Objective,
-    stages: list[Stage],
-    corpus: Callable[[int], Corpus],
-    teacher: Teacher | None,
-) -> Any:
-    wanted = max(arguments.max_steps, 0) * rows_a_step(arguments) or 10**9
-    longest = max(stage.length for stage in stages)
-    writer: Any = None
-    if request.data == SELF:
-        writer = (teacher.model if teacher is not None else load(objective.auto_class, request)).to(arguments.device)
-    documents = documents_of(request, directory, writer, wanted, longest, arguments.process_index == 0)
-    by_length = [corpus(stage.length).rows(documents) for stage in stages]
-    if len(stages) == 1:
-        return by_length[0]
-    if request.streaming:
-        raise ValueError("a stream has no stages: train one length after the other, each from the model before")
-    return Staged(by_length, [(stage.steps or 0) * rows_a_step(arguments) for stage in stages], arguments.seed)
-
-
-def _number_of_steps(rows: Any, arguments: TrainingArguments) -> int:
+def _count_steps(rows: Any, arguments: TrainingArguments) -> int:
     if arguments.max_steps > 0:
         return arguments.max_steps
     if not hasattr(rows, "__len__"):
-        raise ValueError("a stream has no end: say how many --max-steps to train")
-    return math.ceil(math.ceil(len(rows) / rows_a_step(arguments)) * arguments.num_train_epochs)
+        raise PosEncError("Streamed data has no known size: set --max-steps")
+    return math.ceil(math.ceil(len(rows) / rows_per_step(arguments)) * arguments.num_train_epochs)
 
 
-def _choose_parameters(model: Any, request: Request, objective: Objective) -> None:
-    """The head of a classifier is trained in any case: it may be new."""
-    if request.trained == "positions":
+def _choose_parameters(model: PreTrainedModel, request: TrainRequest, objective: Objective) -> None:
+    """A classifier's head may be new, so it is always trained."""
+    if request.trainable == "positions":
         train_positions_only(model)
-    elif request.trained == "lora":
-        add_lora(model, request.lora_rank, [] if objective.predicts_tokens else heads_of(model))
+    elif request.trainable == "lora":
+        add_lora(model, request.lora_rank, [] if objective.predicts_tokens else head_names(model))
     if objective is Objective.CLASSIFICATION:
-        for head in heads_of(model):
-            model.get_submodule(head).requires_grad_(True)
+        for name in head_names(model):
+            model.get_submodule(name).requires_grad_(True)
 
 
-def finish(run: Run) -> None:
-    """Evaluate, and put the variant into its place: written beside it first, the config last."""
+def _save_variant(run: PreparedRun) -> None:
+    """Evaluate, then save the variant: to a staging directory first, with config.json moved last."""
     trainer, directory = run.trainer, run.directory
     if trainer.eval_dataset is not None:
         _write_recovery(run)
-    trainer.refuse_unsound_weights()
+    trainer.check_finite_weights()
     trainer.model.config.use_cache = run.use_cache
-    if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):  # in pieces, it stays as it was trained
+    if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):  # shards keep the dtype they were trained in
         trainer.model.to(run.dtype)
-    staging = directory / UNFINISHED
+    staging = directory / STAGING_DIRECTORY
     try:
         trainer.save_model(str(staging))
     except BaseException:
@@ -267,29 +247,28 @@ def finish(run: Run) -> None:
         for path in sorted(staging.iterdir(), key=lambda path: path.name == "config.json"):
             path.replace(directory / path.name)
         staging.rmdir()
-        run.note.write(finished=True)
-    trainer.accelerator.wait_for_everyone()
 
 
-def _write_recovery(run: Run) -> None:
+def _write_recovery(run: PreparedRun) -> None:
+    """Write the metrics of the variant and of the original model to recovery.json."""
     trainer = run.trainer
-    with _same_draws(trainer.args):
-        found: dict[str, Any] = _figures(trainer.evaluate())
-    with _same_draws(trainer.args):
-        original = _figures(trainer.evaluate_teacher()) if run.has_original else {}
-    if original:
-        found["original"] = original
+    with _fixed_seed(trainer.args):
+        metrics: dict[str, Any] = _select_metrics(trainer.evaluate())
+    if run.evaluates_original:
+        with _fixed_seed(trainer.args):
+            original = _select_metrics(trainer.evaluate_teacher())
+        metrics |= {"original": original} if original else {}
     if trainer.args.should_save:
-        (run.directory / RECOVERY_FILE).write_text(json.dumps(found, indent=1), encoding="utf-8")
+        (run.directory / RECOVERY_FILE).write_text(json.dumps(metrics, indent=1), encoding="utf-8")
 
 
 @contextlib.contextmanager
-def _same_draws(arguments: TrainingArguments) -> Iterator[None]:
-    """The same tokens are hidden from masked models, each time."""
+def _fixed_seed(arguments: TrainingArguments) -> Iterator[None]:
+    """Both models are evaluated with the same tokens masked."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(arguments.seed + arguments.process_index)
         yield
 
 
-def _figures(metrics: dict[str, float]) -> dict[str, float]:
-    return {key: value for key, value in metrics.items() if key in ("eval_loss", "eval_perplexity", "eval_accuracy")}
+def _select_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: metrics[name] for name in ("eval_loss", "eval_perplexity", "eval_accuracy") if name in metrics}

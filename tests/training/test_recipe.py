@@ -1,4 +1,4 @@
-"""What the recipe of a run does, and when: teacher, fit, handover, states, stages."""
+"""What a recipe does in a run: warm start, teacher, fading hidden-state loss, stages."""
 
 from __future__ import annotations
 
@@ -13,44 +13,42 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from hf_posenc.checkpoints.file_names import RECOVERY_FILE
-from hf_posenc.training.recipe import FIT_SHARE, NAIVE, RECOMMENDED, share_to_fit
-from hf_posenc.training.recovering import RecoveryTrainer
-from hf_posenc.training.run import train
-from hf_posenc.training.student import some_rows
-from hf_posenc.training.teacher import Teacher
+from hf_posenc.checkpoints import RECOVERY_FILE
+from hf_posenc.errors import PosEncError
+from hf_posenc.training import RecoveryTrainer, Teacher, train
+from hf_posenc.training.data import sample_input_ids
+from hf_posenc.training.recipe import DEFAULT_FIT_RATIO, NAIVE, RECOMMENDED, resolve_fit_ratio
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 from tests.support.training_fixtures import losses_in, request, settings
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
-def test_the_recommended_recipe_is_what_there_is_without_words(
+def test_recommended_recipe_is_the_default(
     stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
-    """Attention is fitted under an old rotation or a new one, BERT's table leaves its mean, then there is a teacher;
-    plain fine-tuning has none of it."""
+    """Attention is fitted for an old or a new rotation, BERT keeps the mean of its table, and there is a teacher."""
     seen: list[Any] = []
-    built = RecoveryTrainer.__init__
+    original_init = RecoveryTrainer.__init__
 
     def spy(self: Any, *args: Any, **kwargs: Any) -> None:
         seen.append((kwargs, {name: w.detach().clone() for name, w in kwargs["model"].named_parameters()}))
-        built(self, *args, **kwargs)
+        original_init(self, *args, **kwargs)
 
     monkeypatch.setattr(RecoveryTrainer, "__init__", spy)
     train(request(stock[architecture], text), settings(tmp_path / "a", max_steps=2))
     train(request(stock[architecture], text, recipe=NAIVE), settings(tmp_path / "b", max_steps=2))
     if architecture == "bert":
         train(request(stock[architecture], text, scheme="rope"), settings(tmp_path / "c", max_steps=2))
-        (_, turning), (_, stayed) = seen.pop(), seen[-1]
-        assert any(not torch.equal(turning[name], stayed[name]) for name in turning if "query" in name)
-    (given, begun), (plainly, plain) = seen
-    assert isinstance(given["teacher"], Teacher)
-    assert given["states_until"] == RECOMMENDED.states_until
-    rates = [kwargs["position_learning_rate"] / kwargs["args"].learning_rate for kwargs in (given, plainly)]
-    assert rates == [RECOMMENDED.position_rate, 1.0]
-    assert plainly["teacher"] is None
-    changed = {name for name in begun if not torch.equal(begun[name], plain[name])}
+        (_, with_rope), (_, unfitted) = seen.pop(), seen[-1]
+        assert any(not torch.equal(with_rope[name], unfitted[name]) for name in with_rope if "query" in name)
+    (options, weights), (naive_options, naive_weights) = seen
+    assert isinstance(options["teacher"], Teacher)
+    assert options["hidden_loss_until"] == RECOMMENDED.hidden_loss_until
+    rates = [kwargs["position_learning_rate"] / kwargs["args"].learning_rate for kwargs in (options, naive_options)]
+    assert rates == [RECOMMENDED.position_lr_multiplier, 1.0]
+    assert naive_options["teacher"] is None
+    changed = {name for name in weights if not torch.equal(weights[name], naive_weights[name])}
     if architecture == "llama":
         assert any("position_scheme" in name for name in changed)
         assert any("q_proj" in name for name in changed)
@@ -60,27 +58,26 @@ def test_the_recommended_recipe_is_what_there_is_without_words(
         assert changed == {"bert.embeddings.token_type_embeddings.weight"}
 
 
-def test_a_stretched_table_is_trained_without_a_warm_up(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    """Its rows are others from the first step on: there is no old encoding to warm up from."""
+def test_extended_table_needs_no_warm_start(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     scheme = {"type": "learned", "max_positions": 2 * tiny.TRAINED_LENGTH, "extend": "interpolate"}
     out = train(request(stock["gpt2"], text, scheme=scheme), settings(tmp_path / "out"))
     assert json.loads((out / "config.json").read_text())["position_scheme"] == scheme
 
 
-def test_states_fade_evenly_and_then_count_no_more(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    """At a rate of nothing, what is left of them in the loss is their share."""
-    recipe = dataclasses.replace(RECOMMENDED, states_until=0.5)
-    asked = settings(
+def test_hidden_loss_fades_to_zero(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    """With a learning rate of 0, the loss term changes by its scale only."""
+    recipe = dataclasses.replace(RECOMMENDED, hidden_loss_until=0.5)
+    arguments = settings(
         tmp_path / "out", logging_steps=1, max_steps=8, learning_rate=0.0, save_steps=8, per_device_train_batch_size=64
     )
-    out = train(request(stock["gpt2"], text, recipe=recipe), asked)
+    out = train(request(stock["gpt2"], text, recipe=recipe), arguments)
     history = json.loads((out / "checkpoint-8" / "trainer_state.json").read_text())["log_history"]
-    found = [entry.get("distance", 0.0) for entry in history if "divergence" in entry]
-    assert found[4:] == [0.0] * 4
-    assert [value / found[0] for value in found[:4]] == pytest.approx([1, 0.75, 0.5, 0.25], rel=0.1)
+    losses = [entry.get("hidden_loss", 0.0) for entry in history if "kl_loss" in entry]
+    assert losses[4:] == [0.0] * 4
+    assert [value / losses[0] for value in losses[:4]] == pytest.approx([1, 0.75, 0.5, 0.25], rel=0.1)
 
 
-def test_stages_change_the_length_on_the_way(
+def test_stages_change_the_row_length(
     stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = []
@@ -91,47 +88,46 @@ def test_stages_change_the_length_on_the_way(
         return stock_loss(self, model, inputs, *args, **kwargs)
 
     monkeypatch.setattr(RecoveryTrainer, "compute_loss", spy)
-    # The last stage is longer than the teacher can follow: there the text is learnt from.
+    # The last stage is longer than the teacher can read: it trains on the text instead.
     stages = f"8:2,16:2,{tiny.TRAINED_LENGTH + 8}:2"
     train(request(stock["gpt2"], text, train_length=stages), settings(tmp_path / "out"))
     assert lengths == [8, 8, 16, 16, 56, 56]
     lengths.clear()
     train(request(stock["gpt2"], text, train_length="8:1,16:1"), settings(tmp_path / "again", max_steps=-1))
-    assert lengths == [8, 16], "the steps of the stages are all there are"
+    assert lengths == [8, 16], "the stages determine the number of steps"
 
 
-def test_an_encoder_without_a_head_learns_the_states_of_its_teacher(
-    stock: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
+def test_headless_encoder_learns_hidden_states(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     headless = tmp_path / "headless"
     AutoModel.from_pretrained(stock["bert"]).save_pretrained(headless)
     word_level.tokenizer(encoder=True).save_pretrained(headless)
     out = train(request(headless, text, eval_data=str(text)), settings(tmp_path / "out"))
     assert losses_in(out)[-1] < losses_in(out)[0]
     assert set(json.loads((out / RECOVERY_FILE).read_text())) == {"eval_loss"}
-    with pytest.raises(ValueError, match="has no head"):
+    with pytest.raises(PosEncError, match="has no head"):
         train(request(headless, text, recipe=NAIVE), settings(tmp_path / "other"))
 
 
-def test_where_fitting_is_worth_it() -> None:
+def test_default_fit_ratio() -> None:
     rotation, table = (types.SimpleNamespace(rotary=rotary) for rotary in (True, False))
     for scheme in ("alibi", "t5", "none", "rope", "deberta"):
-        assert share_to_fit(RECOMMENDED, rotation, scheme) == FIT_SHARE
-    for scheme, share in (("rope", FIT_SHARE), ("shaw", FIT_SHARE), ("t5", 0.0), ("sinusoidal", 0.0), ("none", 0.0)):
-        assert share_to_fit(RECOMMENDED, table, scheme) == share
-    assert share_to_fit(RECOMMENDED, table, ["learned", "rope"]) == 0.0, "the table is there still"
-    assert share_to_fit(RECOMMENDED, table, ["t5", "rope"]) == FIT_SHARE
-    assert share_to_fit(dataclasses.replace(RECOMMENDED, fit=0.3), table, "t5") == 0.3
+        assert resolve_fit_ratio(RECOMMENDED, rotation, scheme) == DEFAULT_FIT_RATIO
+    for scheme in ("rope", "shaw", ["t5", "rope"]):
+        assert resolve_fit_ratio(RECOMMENDED, table, scheme) == DEFAULT_FIT_RATIO
+    for scheme in ("t5", "sinusoidal", "none"):
+        assert resolve_fit_ratio(RECOMMENDED, table, scheme) == 0.0
+    assert resolve_fit_ratio(RECOMMENDED, table, ["learned", "rope"]) == 0.0, "the table is kept"
+    assert resolve_fit_ratio(dataclasses.replace(RECOMMENDED, fit_ratio=0.3), table, "t5") == 0.3
 
 
-def test_rows_to_fit_on() -> None:
-    """As long as is asked for, or else as the longer half of them."""
+def test_sampled_rows_have_one_length() -> None:
+    """The requested length, or what half of the rows have."""
     rows = [{"input_ids": list(range(length))} for length in (3, 9, 8, 2, 5, 4)]
-    assert some_rows(rows, 2, 8).tolist() == [list(range(8))] * 2
-    assert some_rows(rows, 1, 8).shape == (1, 8)
-    assert some_rows(rows, 8, 16).tolist() == [list(range(5))] * 3
-    assert some_rows(rows, 8, 8).tolist() == [list(range(5))] * 3, "two that are long enough are too few"
+    assert sample_input_ids(rows, 2, 8).tolist() == [list(range(8))] * 2
+    assert sample_input_ids(rows, 1, 8).shape == (1, 8)
+    assert sample_input_ids(rows, 8, 16).tolist() == [list(range(5))] * 3
+    assert sample_input_ids(rows, 8, 8).tolist() == [list(range(5))] * 3, "only two rows are long enough"
     endless = itertools.cycle(rows)
-    assert some_rows(endless, 2, 16).shape == (2, 8), "no more of them are looked at than it takes"
-    assert some_rows([{"input_ids": [1]}], 2, 16) is None
-    assert some_rows([], 2, 16) is None
+    assert sample_input_ids(endless, 2, 16).shape == (2, 8), "reads no more rows than needed"
+    assert sample_input_ids([{"input_ids": [1]}], 2, 16) is None
+    assert sample_input_ids([], 2, 16) is None

@@ -10,7 +10,7 @@ import torch
 
 import hf_posenc
 from hf_posenc.errors import PosEncError
-from hf_posenc.training.fit import _attention_log_weights, _attentions, _reference_copy, absorb_table_mean, fit
+from hf_posenc.training.warm_start import _attention_log_weights, _attentions, _reference_copy, absorb_table_mean, fit
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 

@@ -1,4 +1,4 @@
-"""`hf-posenc train` in two processes, under DDP and FSDP2: what one process does with the same rows a step."""
+"""`hf-posenc train` with DDP and FSDP2 on two processes gives the result of one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_posenc.training.request import NOTE
+from hf_posenc.checkpoints import RUN_STATE_FILE
 from tests.support import word_level_tokenizer as word_level
 
 SHARDED = Path(__file__).parents[1] / "fixtures" / "sharded_train.py"
@@ -32,8 +32,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def run(source: Path, out: Path, kind: str, wanted: dict[str, object]) -> None:
-    options = {**wanted, "train-length": 16, "output-dir": out}
+def run(source: Path, out: Path, kind: str, options: dict[str, object]) -> None:
+    options = {**options, "train-length": 16, "output-dir": out}
     options |= {"max-steps": STEPS, "save-steps": 2, "logging-steps": 1, "learning-rate": 1e-3, "use-cpu": True}
     options |= {"disable-tqdm": True, "per-device-train-batch-size": 4 if kind == "one" else 2}
     if kind == "fsdp":
@@ -43,7 +43,7 @@ def run(source: Path, out: Path, kind: str, wanted: dict[str, object]) -> None:
     line = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     line = [text for text in line if text != NO_VALUE]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *launcher, *program, "train", *line],
         env=environment,
         capture_output=True,
@@ -51,7 +51,7 @@ def run(source: Path, out: Path, kind: str, wanted: dict[str, object]) -> None:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
 
 
 def losses(out: Path, part: str = "loss") -> list[float]:
@@ -61,15 +61,15 @@ def losses(out: Path, part: str = "loss") -> list[float]:
 
 def two_schemes(source: Path) -> dict[str, object]:
     """Schemes with parameters shared by all layers and per layer."""
-    wanted = {"model": source / "gpt2", "data": source / "text.txt"}
-    return wanted | {
+    options = {"model": source / "gpt2", "data": source / "text.txt"}
+    return options | {
         "scheme": '["t5", {"type": "deberta", "max_distance": 8}]',
-        "fit-share": 0.05,
+        "fit-ratio": 0.05,
     }
 
 
 def padded(source: Path) -> dict[str, object]:
-    """The recipe as it is without words, attention fitted, on documents of unequal lengths, one a row."""
+    """The default recipe on documents of different lengths, one per row."""
     return {"model": source / "llama", "data": source / "documents.jsonl", "scheme": "t5", "no-packing": NO_VALUE}
 
 
@@ -81,12 +81,11 @@ def one(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_processes_do_what_one_does(kind: str, source: Path, one: Path, tmp_path: Path) -> None:
-    """Sums over processes are taken in another order, and Adam's first steps have the size of the rate whatever the
-    gradient: equal to some float32 rounding, not to the bit."""
+def test_two_processes_match_one(kind: str, source: Path, one: Path, tmp_path: Path) -> None:
+    """Up to float32 rounding: sums are taken in another order, and Adam's first steps amplify the difference."""
     out = tmp_path / "out"
     run(source, out, kind, two_schemes(source))
-    for part in ("loss", "divergence", "distance"):
+    for part in ("loss", "kl_loss", "hidden_loss"):
         torch.testing.assert_close(losses(out, part), losses(one, part), rtol=1e-4, atol=2e-6, msg=part)
     found, expected = load_file(out / "model.safetensors"), load_file(one / "model.safetensors")
     assert set(found) == set(expected)
@@ -95,17 +94,17 @@ def test_two_processes_do_what_one_does(kind: str, source: Path, one: Path, tmp_
     if kind == "fsdp":
         shutil.rmtree(out / "checkpoint-6")
         shutil.rmtree(out / "checkpoint-4")
-        note = json.loads((out / NOTE).read_text())
-        (out / NOTE).write_text(json.dumps({**note, "finished": False}))
+        state = json.loads((out / RUN_STATE_FILE).read_text())
+        (out / RUN_STATE_FILE).write_text(json.dumps({**state, "finished": False}))
         run(source, out, kind, two_schemes(source))
         again = load_file(out / "model.safetensors")
-        assert all(torch.equal(again[name], found[name]) for name in found), "gone on with from step 2, to the bit"
+        assert all(torch.equal(again[name], found[name]) for name in found), "resumed from step 2, bit-identical"
 
 
-def test_padded_rows_count_by_their_tokens_in_all_processes(source: Path, tmp_path: Path) -> None:
+def test_padded_rows_are_weighted_by_tokens(source: Path, tmp_path: Path) -> None:
     run(source, tmp_path / "one", "one", padded(source))
     run(source, tmp_path / "two", "ddp", padded(source))
-    for part in ("loss", "divergence", "distance"):
+    for part in ("loss", "kl_loss", "hidden_loss"):
         torch.testing.assert_close(
             losses(tmp_path / "two", part), losses(tmp_path / "one", part), rtol=1e-4, atol=2e-6, msg=part
         )

@@ -10,11 +10,9 @@ Shape legend: B batch, N tokens, E hidden size, H heads, G key heads, D head siz
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,14 +20,11 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..attention.dense import materialize
-from ..attention.function import PosEncAttention, apply_rotation, schemes_at, score_terms
+from ..attention import apply_rotation, materialize, scale_content, score_terms
+from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
-from ..patches import ARCHITECTURES, Architecture, retrofit
-from ..patches.variants import PosEncBaseModel
-from ..schemes.base import STOCK_ROTATION
-from ..schemes.inputs import Content, Positions
-from .parameters import is_of_scheme
+from ..patches import PosEncAttention, PosEncBaseModel, architecture_of, base_models, retrofit
+from ..schemes import Content, Positions
 
 PROJECTION_LEARNING_RATE, REFERENCE_WIDTH = 5e-3, 64
 """Projections up to this width use this rate; for wider models it falls with the square root of the width."""
@@ -91,7 +86,7 @@ def fit(
     variant.eval()
     results = []
     try:
-        for stock_base, base in paired_bases(stock_model, variant):
+        for stock_base, base in _paired_bases(stock_model, variant):
             divergence = _AttentionDivergence(stock_base, base, input_ids, rows)
             before = divergence.measure()
             rate = projection_learning_rate
@@ -118,7 +113,7 @@ def absorb_table_mean(stock_model: PreTrainedModel, variant: PreTrainedModel, le
         variant: The model made from it; changed in place.
         length: How many rows of the table to average: the number of positions that training uses.
     """
-    for stock_base, base in paired_bases(stock_model, variant):
+    for stock_base, base in _paired_bases(stock_model, variant):
         architecture = base.architecture
         if architecture.constant is not None and _drops_table(base):
             (embedding,) = base.get_submodule(architecture.constant).parameters()
@@ -126,32 +121,17 @@ def absorb_table_mean(stock_model: PreTrainedModel, variant: PreTrainedModel, le
             embedding.add_(table[:length].mean(0).to(embedding))
 
 
-def architecture_of(model: nn.Module) -> Architecture:
-    """The architecture record of a model, stock or variant.
-
-    Raises:
-        PosEncError: If the architecture is not supported.
-    """
-    for architecture in ARCHITECTURES.values():
-        if isinstance(model, architecture.family):
-            return architecture
-    raise PosEncError(f"{type(model).__name__} is not supported; expected a model of {sorted(ARCHITECTURES)}")
-
-
-def paired_bases(stock_model: PreTrainedModel, variant: PreTrainedModel) -> list[tuple[nn.Module, Any]]:
+def _paired_bases(stock_model: PreTrainedModel, variant: PreTrainedModel) -> list[tuple[nn.Module, Any]]:
     """The base models of both, side by side."""
-    stock_bases = _bases(stock_model, architecture_of(stock_model).base)
-    bases = _bases(variant, PosEncBaseModel)
+    stock_class = architecture_of(stock_model).base
+    stock_bases = [module for module in stock_model.modules() if isinstance(module, stock_class)]
+    bases = base_models(variant)
     if not bases:
         raise PosEncError(
             f"{type(variant).__name__} has no position scheme to fit: load it with from_pretrained(..., "
             "position_scheme=...) or change it with hf_posenc.retrofit"
         )
-    if len(stock_bases) != len(bases) or any(
-        getattr(old.config, name) != getattr(new.config, name)
-        for old, new in zip(stock_bases, bases, strict=False)
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    ):
+    if [_sizes(base) for base in stock_bases] != [_sizes(base) for base in bases]:
         raise PosEncError(
             f"{type(stock_model).__name__} and {type(variant).__name__} have different sizes: pass the stock model "
             "that the variant was made from"
@@ -159,8 +139,8 @@ def paired_bases(stock_model: PreTrainedModel, variant: PreTrainedModel) -> list
     return list(zip(stock_bases, bases, strict=True))
 
 
-def _bases(model: nn.Module, kind: type) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, kind)]
+def _sizes(base: Any) -> tuple[int, ...]:
+    return base.config.hidden_size, base.config.num_hidden_layers, base.config.num_attention_heads
 
 
 def _drops_table(base: Any) -> bool:
@@ -183,14 +163,14 @@ def _parameter_groups(
     base: Any, projections: bool, learning_rate: float, projection_rate: float
 ) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = [{"params": [], "lr": learning_rate}, {"params": [], "lr": projection_rate}]
-    groups[0]["params"] = [parameter for name, parameter in base.named_parameters() if is_of_scheme(name)]
+    groups[0]["params"] = [parameter for name, parameter in base.named_parameters() if is_scheme_parameter(name)]
     if projections:
         # The other projections get no gradient, so the optimizer leaves them alone.
         groups[1]["params"] = [
             parameter
-            for _, attention in base.architecture.attentions(base)
+            for attention in _attentions(base)
             for name, parameter in attention.named_parameters()
-            if not is_of_scheme(name)
+            if not is_scheme_parameter(name)
         ]
     return [group for group in groups if group["params"]]
 
@@ -242,8 +222,7 @@ class _AttentionDivergence:
         input_ids = self.batches[step % len(self.batches)].to(self.base.device)
         with torch.no_grad():
             stock_positions = self.stock_base.prepare_inputs({"input_ids": input_ids}).positions
-            with _attention_inputs(self.stock_base) as inputs:
-                self.stock_base(input_ids)
+            inputs = _attention_inputs(self.stock_base, input_ids)
         positions = self.base.prepare_inputs({"input_ids": input_ids}).positions
         total = torch.zeros((), device=input_ids.device)
         attentions = zip(_attentions(self.stock_base), _attentions(self.base), inputs, strict=True)
@@ -267,20 +246,17 @@ class _AttentionDivergence:
 
 
 def _reference_copy(stock_base: Any, base: Any) -> Any:
-    """A frozen copy that exposes its attention as variants do: its own encoding as a scheme is exactly the same."""
+    """A frozen copy with its own encoding as a scheme, which computes the same and exposes its attention layers."""
     reference = copy.deepcopy(stock_base).to(device=base.device, dtype=base.dtype).eval().requires_grad_(False)
-    if isinstance(reference, PosEncBaseModel):
-        return reference
-    return retrofit(reference, "rope" if base.architecture.rotary is not None else "learned")
+    return reference if isinstance(reference, PosEncBaseModel) else retrofit(reference, base.architecture.stock_scheme)
 
 
 def _attentions(base: Any) -> list[Any]:
-    return [attention for _, attention in base.architecture.attentions(base)]
+    return base.architecture.self_attentions(base)
 
 
-@contextlib.contextmanager
-def _attention_inputs(base: Any) -> Iterator[list[torch.Tensor]]:
-    """A list that the next forward fills with the hidden states that enter each attention."""
+def _attention_inputs(base: Any, input_ids: torch.Tensor) -> list[torch.Tensor]:
+    """The hidden states that enter each attention layer."""
     inputs: list[torch.Tensor] = []
 
     def record(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -288,34 +264,34 @@ def _attention_inputs(base: Any) -> Iterator[list[torch.Tensor]]:
 
     hooks = [attention.register_forward_pre_hook(record, with_kwargs=True) for attention in _attentions(base)]
     try:
-        yield inputs
+        base(input_ids)
     finally:
         for hook in hooks:
             hook.remove()
+    return inputs
 
 
 def _attention_log_weights(attention: PosEncAttention, states_BNE: torch.Tensor, positions: Positions) -> torch.Tensor:
     """The logarithm of the attention weights, (B, H, N, N), for given hidden states instead of the layer's own."""
+    layer = attention.layer_schemes(positions)
     head_size = positions.schemes[0].shape.head_size
     query_BHND, key_BGND = (
-        projected.unflatten(-1, (-1, head_size)).transpose(1, 2) for projected in attention.projected(states_BNE)
+        states.unflatten(-1, (-1, head_size)).transpose(1, 2) for states in attention.project_qk(states_BNE)
     )
     length = states_BNE.shape[1]
     visible = torch.ones(length, length, dtype=torch.bool, device=states_BNE.device)
     visible = visible.tril() if positions.causal else visible
-    rotations = [*schemes_at("rotate", attention, positions), *schemes_at(STOCK_ROTATION, attention, positions)]
-    rotated_query_BHND = apply_rotation(query_BHND, rotations, False)
+    rotations = [*layer.rotate, *layer.stock_rotation]
     content = Content(
         query_BHND,
-        rotated_query_BHND,
-        apply_rotation(key_BGND, rotations, True),
+        apply_rotation(query_BHND, rotations, keys=False),
+        apply_rotation(key_BGND, rotations, keys=True),
         head_size**-0.5,
         lambda: visible[None, None],
         lambda states: attention.project_rows(states, query_BHND),
     )
-    for scheme, _, layer_params in schemes_at("content_scale", attention, positions):
-        rotated_query_BHND = rotated_query_BHND * scheme("content_scale", layer_params)[:, None, None]
-    logits = rotated_query_BHND.matmul(content.key_BHKD.transpose(-1, -2)) * content.scaling
-    for term in score_terms(schemes_at("score", attention, positions), content):
+    query_BHND = scale_content(content.rotated_query_BHQD, layer.content_scale)
+    logits = query_BHND.matmul(content.key_BHKD.transpose(-1, -2)) * content.scaling
+    for term in score_terms(layer.score, content):
         logits = logits + materialize(term, positions, content)
     return logits.masked_fill(~visible, torch.finfo(logits.dtype).min).log_softmax(-1)

@@ -1,4 +1,4 @@
-"""`hf-posenc train`, and the function behind it: from a stock checkpoint and a text to a variant."""
+"""Training runs: from a stock checkpoint and text to a variant."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from hf_posenc.checkpoints.file_names import RECOVERY_FILE
-from hf_posenc.training.recipe import NAIVE, Recipe
-from hf_posenc.training.recovering import RecoveryTrainer
-from hf_posenc.training.run import train
-from hf_posenc.training.saving import NotFinite
-from hf_posenc.training.teacher import Weights
+from hf_posenc.checkpoints import RECOVERY_FILE
+from hf_posenc.errors import PosEncError
+from hf_posenc.training import LossWeights, Recipe, RecoveryTrainer, train
+from hf_posenc.training.checkpointing import NonFiniteError
+from hf_posenc.training.recipe import NAIVE
 from tests.support import word_level_tokenizer as word_level
 from tests.support.training_fixtures import LENGTH, files_in, losses_in, request, settings, weights
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
-def test_the_original_is_measured_on_the_same_text(
+def test_original_is_evaluated_on_the_same_text(
     architecture: str, stock: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
-    """Of a scheme that is the stock model's own, and a rate of nothing, both are the same model."""
-    asked = {"scheme": "learned", "eval_data": str(text)}
-    out = train(request(stock[architecture], text, **asked), settings(tmp_path / "out", learning_rate=0.0, max_steps=1))
+    """With the stock model's own scheme and a learning rate of 0, both are the same model."""
+    options = {"scheme": "learned", "eval_data": str(text)}
+    out = train(
+        request(stock[architecture], text, **options), settings(tmp_path / "out", learning_rate=0.0, max_steps=1)
+    )
     recovery = json.loads((out / RECOVERY_FILE).read_text())
     assert recovery["original"]["eval_loss"] == pytest.approx(recovery["eval_loss"], rel=1e-6)
     assert recovery["original"]["eval_perplexity"] == pytest.approx(recovery["eval_perplexity"], rel=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_a_causal_model_is_trained(architecture: str, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+def test_causal_model(architecture: str, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = train(request(stock[architecture], text, eval_data=str(text)), settings(tmp_path / "out"))
     losses = losses_in(out)
     assert losses[-1] < losses[0]
     model = AutoModelForCausalLM.from_pretrained(out)
-    assert model.config.position_scheme == {"type": "t5"}
+    assert model.config.position_scheme == "t5"
     assert model.config.use_cache, "as it was, although it is off while the model is trained"
     recovery = json.loads((out / RECOVERY_FILE).read_text())
     assert recovery["eval_perplexity"] > 1
@@ -57,160 +58,154 @@ def test_a_masked_model_is_trained(packing: bool | None, stock: dict[str, Path],
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
-def test_classes_are_those_of_the_data(architecture: str, stock: dict[str, Path], tmp_path: Path) -> None:
-    """With the recipe that there is without words: no head of the original's can teach them, the labels do."""
+def test_classification_labels_come_from_the_data(architecture: str, stock: dict[str, Path], tmp_path: Path) -> None:
+    """The stock model has no head for them, so the default recipe learns from the labels."""
     names = ["bad", "fair", "good"]
     rows = [{"text": f"{word_level.text(6, seed)} w{10 + seed % 3}", "label": names[seed % 3]} for seed in range(96)]
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = {"task": "classification", "eval_data": str(data), "eval_split": "train"}
+    options = {"task": "classification", "eval_data": str(data), "eval_split": "train"}
     out = train(
-        request(stock[architecture], data, **asked),
+        request(stock[architecture], data, **options),
         settings(tmp_path / "out", max_steps=50, save_steps=50, per_device_train_batch_size=16),
     )
-    assert json.loads((out / RECOVERY_FILE).read_text())["eval_accuracy"] > 0.6, "a third is chance"
+    assert json.loads((out / RECOVERY_FILE).read_text())["eval_accuracy"] > 0.6, "chance is a third"
     assert json.loads((out / "config.json").read_text())["id2label"] == dict(zip("012", names, strict=True))
     more = tmp_path / "more.jsonl"
     more.write_text(data.read_text() + json.dumps({"text": "w10", "label": "none"}) + "\n")
-    with pytest.raises(ValueError, match="'none' is none of the 3 classes"):
+    with pytest.raises(PosEncError, match="'none'; expected one of the 3 classes"):
         train(request(out, more, scheme=None, task="classification"), settings(tmp_path / "other"))
-    with pytest.raises(ValueError, match="--label-column"):
-        train(request(stock[architecture], data, **asked, label_column="x"), settings(tmp_path / "other"))
+    with pytest.raises(PosEncError, match="--label-column"):
+        train(request(stock[architecture], data, **options, label_column="x"), settings(tmp_path / "other"))
 
 
-def test_a_causal_model_needs_no_text(stock: dict[str, Path], tmp_path: Path) -> None:
-    wanted = request(stock["llama"], "self", self_rows=24)
-    out = train(wanted, settings(tmp_path / "out"))
-    assert load_file(out / "own_text.safetensors")["input_ids"].shape == (24, LENGTH)
-    with pytest.raises(ValueError, match="only a causal model"):
+def test_self_generated_text(stock: dict[str, Path], tmp_path: Path) -> None:
+    out = train(request(stock["llama"], "self", self_generated_rows=24), settings(tmp_path / "out"))
+    assert load_file(out / "self_generated.safetensors")["input_ids"].shape == (24, LENGTH)
+    with pytest.raises(PosEncError, match="Only causal models"):
         train(request(stock["bert"], "self"), settings(tmp_path / "other"))
 
 
-def test_only_positions_or_those_and_adapters(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+def test_trainable_positions_and_lora(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     before = weights(stock["gpt2"])
     fixed = {name for name in before if name.endswith(("wte.weight", "ln_1.weight", "c_attn.weight", "c_fc.weight"))}
-    out = train(request(stock["gpt2"], text, trained="positions"), settings(tmp_path / "positions"))
+    out = train(request(stock["gpt2"], text, trainable="positions"), settings(tmp_path / "positions"))
     after = weights(out)
     assert all(torch.equal(after[name], before[name]) for name in fixed)
-    own = [name for name in after if "position_scheme" in name]
-    assert own
-    lora = weights(train(request(stock["gpt2"], text, trained="lora", lora_rank=2), settings(tmp_path / "lora")))
+    positions = [name for name in after if "position_scheme" in name]
+    assert positions
+    lora = weights(train(request(stock["gpt2"], text, trainable="lora", lora_rank=2), settings(tmp_path / "lora")))
     assert set(lora) == set(after), "adapters are merged into the weights"
     changed = {name for name in fixed if not torch.equal(lora[name], before[name])}
     assert changed == {name for name in fixed if name.endswith(("c_attn.weight", "c_fc.weight"))}
     ranks = {int(torch.linalg.matrix_rank((lora[name] - before[name]).double(), atol=1e-6)) for name in changed}
     assert ranks == {2}
-    assert all(after[name].any() and lora[name].any() for name in own), "they begin with zeros"
-    at_the_end = AutoModelForCausalLM.from_pretrained(tmp_path / "lora").state_dict()
+    assert all(after[name].any() and lora[name].any() for name in positions), "they start at zero"
+    final = AutoModelForCausalLM.from_pretrained(tmp_path / "lora").state_dict()
     checkpoint, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "lora" / "checkpoint-6", output_loading_info=True
     )
-    assert not [*info["missing_keys"], *info["unexpected_keys"]], "a checkpoint loads as any other"
-    assert all(torch.equal(weight, at_the_end[name]) for name, weight in checkpoint.state_dict().items())
+    assert not [*info["missing_keys"], *info["unexpected_keys"]], "a checkpoint loads like any other model"
+    assert all(torch.equal(weight, final[name]) for name, weight in checkpoint.state_dict().items())
 
 
-@pytest.mark.parametrize("trained", ["positions", "lora"])
-def test_a_new_head_is_trained_with_whatever_else_is(
-    stock: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Any
+@pytest.mark.parametrize("trainable", ["positions", "lora"])
+def test_new_head_is_always_trained(
+    stock: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: Any
 ) -> None:
     data = tmp_path / "rows.jsonl"
     rows = [{"text": word_level.text(12, seed), "label": seed % 2} for seed in range(16)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     models: list[Any] = []
-    built = RecoveryTrainer.__init__
+    original_init = RecoveryTrainer.__init__
 
     def spy(self: Any, *args: Any, **kwargs: Any) -> None:
         models.append(kwargs["model"])
-        built(self, *args, **kwargs)
+        original_init(self, *args, **kwargs)
 
     monkeypatch.setattr(RecoveryTrainer, "__init__", spy)
-    asked = request(stock["bert"], data, task="classification", trained=trained)
-    train(asked, settings(tmp_path / "out", max_steps=2))
-    free = {name for name, parameter in models[0].named_parameters() if parameter.requires_grad}
-    assert {"classifier.weight", "classifier.bias"} <= free
-    assert not any(name.endswith("query.weight") for name in free)
-    assert any("lora_" in name for name in free) == (trained == "lora")
+    train_request = request(stock["bert"], data, task="classification", trainable=trainable)
+    train(train_request, settings(tmp_path / "out", max_steps=2))
+    trained = {name for name, parameter in models[0].named_parameters() if parameter.requires_grad}
+    assert {"classifier.weight", "classifier.bias"} <= trained
+    assert not any(name.endswith("query.weight") for name in trained)
+    assert any("lora_" in name for name in trained) == (trainable == "lora")
 
 
-def test_half_precision_is_trained_in_float32_and_saved_as_it_was(
-    stock: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
+def test_half_precision_is_trained_in_float32(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     half = tmp_path / "half"
     AutoModelForCausalLM.from_pretrained(stock["llama"], dtype=torch.bfloat16).save_pretrained(half)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (half / name).write_bytes((stock["llama"] / name).read_bytes())
     out = train(request(half, text, scheme="alibi"), settings(tmp_path / "out", learning_rate=3e-4))
-    on_the_way, after = weights(out / "checkpoint-6"), weights(out)
-    assert {value.dtype for value in on_the_way.values()} == {torch.float32}
-    assert {value.dtype for value in after.values()} == {torch.bfloat16}
+    checkpoint, final = weights(out / "checkpoint-6"), weights(out)
+    assert {value.dtype for value in checkpoint.values()} == {torch.float32}
+    assert {value.dtype for value in final.values()} == {torch.bfloat16}
     before = weights(half)
-    norms = [name for name in after if name.endswith("layernorm.weight")]
+    norms = [name for name in final if name.endswith("layernorm.weight")]
     assert norms
-    assert all(not torch.equal(on_the_way[name], before[name].float()) for name in norms)
+    assert all(not torch.equal(checkpoint[name], before[name].float()) for name in norms)
 
 
 @pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}])
-def test_what_users_of_trainer_expect(
-    changes: dict[str, Any], stock: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
+def test_trainer_features(changes: dict[str, Any], stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = train(request(stock["llama"], text), settings(tmp_path / "out", **changes))
     assert losses_in(out)[-1] < losses_in(out)[0]
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_gradients_are_accumulated(packing: bool, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    """Twice two rows are four, also where rows are of different lengths and a batch has more tokens than the other.
-    The sums are taken in another order, in float32, and Adam divides by their size."""
+def test_gradient_accumulation(packing: bool, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    """Two batches of two rows are one of four, also if they differ in tokens, up to float32 rounding in Adam."""
     halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    data, recipe = text, Recipe(weights=Weights(labels=0.3))
+    data, recipe = text, Recipe(loss_weights=LossWeights(label=0.3))
     if not packing:
-        data, recipe = tmp_path / "rows.jsonl", Recipe(fit=0.0, weights=Weights(labels=0.3))
+        data, recipe = tmp_path / "rows.jsonl", Recipe(fit_ratio=0.0, loss_weights=LossWeights(label=0.3))
         rows = [{"text": word_level.text(3 + seed * 7 % 14, seed)} for seed in range(40)]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    wanted = request(stock["llama"], data, packing=packing, recipe=recipe)
+    train_request = request(stock["llama"], data, packing=packing, recipe=recipe)
     first, second = (
-        train(wanted, settings(tmp_path / name, learning_rate=1e-4, **changes))
+        train(train_request, settings(tmp_path / name, learning_rate=1e-4, **changes))
         for name, changes in (("whole", {}), ("halves", halves))
     )
     torch.testing.assert_close(losses_in(second), losses_in(first), rtol=1e-4, atol=0)
     torch.testing.assert_close(weights(second), weights(first), rtol=0, atol=2e-5)
-    assert max(losses_in(first)) > min(losses_in(first)) * 1.01, "the losses of different rows are further apart"
+    assert max(losses_in(first)) > min(losses_in(first)) * 1.01, "control: losses differ between rows"
 
 
-def test_streams_are_trained_on(stock: dict[str, Path], tmp_path: Path) -> None:
+def test_streamed_data(stock: dict[str, Path], tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"text": word_level.text(40, seed)}) + "\n" for seed in range(40)))
     out = train(request(stock["gpt2"], data, streaming=True), settings(tmp_path / "out"))
     assert losses_in(out)[-1] < losses_in(out)[0]
-    with pytest.raises(ValueError, match="a stream has no end"):
+    with pytest.raises(PosEncError, match="--max-steps"):
         train(request(stock["gpt2"], data, streaming=True), settings(tmp_path / "other", max_steps=-1))
 
 
-def test_a_variant_is_trained_on(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+def test_variant_is_trained_further(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     first = train(request(stock["gpt2"], text), settings(tmp_path / "first"))
     again = train(request(first, text, scheme=None), settings(tmp_path / "second"))
-    assert AutoModelForCausalLM.from_pretrained(again).config.position_scheme == {"type": "t5"}
-    with pytest.raises(ValueError, match="is a variant already"):
+    assert AutoModelForCausalLM.from_pretrained(again).config.position_scheme == "t5"
+    with pytest.raises(PosEncError, match="already has the position scheme"):
         train(request(first, text), settings(tmp_path / "third"))
-    with pytest.raises(ValueError, match="name the position scheme"):
+    with pytest.raises(PosEncError, match="--scheme"):
         train(request(stock["gpt2"], text, scheme=None), settings(tmp_path / "third"))
 
 
-def test_a_model_in_the_output_directory_is_kept(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is in --output-dir"):
+def test_model_in_the_output_directory_is_kept(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    with pytest.raises(PosEncError, match="inside --output-dir"):
         train(request(stock["gpt2"], text), settings(stock["gpt2"]))
     out = train(request(stock["gpt2"], text), settings(tmp_path / "out"))
-    for wanted in (
+    for train_request in (
         request(out / "checkpoint-4", text, scheme=None),
-        request(stock["gpt2"], text, teacher=str(out / "checkpoint-4")),
+        request(stock["gpt2"], text, teacher_model=str(out / "checkpoint-4")),
     ):
-        with pytest.raises(ValueError, match="is in --output-dir"):
-            train(wanted, settings(out), restart=True)
+        with pytest.raises(PosEncError, match="inside --output-dir"):
+            train(train_request, settings(out), restart=True)
         assert (out / "checkpoint-4" / "model.safetensors").is_file()
 
 
-def test_a_loss_that_is_no_number_ends_the_run(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    wanted = request(stock["gpt2"], text, recipe=NAIVE)
-    with pytest.raises(NotFinite, match="went astray.*there is no checkpoint yet"):
-        train(wanted, settings(tmp_path / "out", learning_rate=1e30, max_grad_norm=0.0))
+def test_non_finite_loss_stops_the_run(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    train_request = request(stock["gpt2"], text, recipe=NAIVE)
+    with pytest.raises(NonFiniteError, match="step.*diverged.*no checkpoint"):
+        train(train_request, settings(tmp_path / "out", learning_rate=1e30, max_grad_norm=0.0))
     assert not list((tmp_path / "out").glob("checkpoint-*"))

@@ -1,0 +1,217 @@
+"""From documents to rows of token ids: packing, stages of increasing length, and fingerprints of the result.
+
+In packed rows, documents follow each other; positions restart with each and attention does not cross their borders. A
+document that does not fit continues in the next row, as a document of its own.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import PosEncError
+from ..text_data import INPUT_IDS, select_text_column
+from .objectives import Labels, Objective
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+    Rows: TypeAlias = "Dataset | IterableDataset | StagedDataset"
+
+IGNORE_INDEX = -100
+"""Labels that the loss leaves out."""
+DOCUMENTS_PER_BATCH, FINGERPRINTED_STREAM_ROWS, ROWS_PER_READ = 1000, 64, 1000
+Columns = dict[str, list[Any]]
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowBuilder:
+    """Turns documents into rows, for one tokenizer, length and objective."""
+
+    tokenizer: PreTrainedTokenizerBase | None
+    length: int
+    objective: Objective
+    packing: bool = True
+    text_column: str | None = None
+    label_column: str = "label"
+    labels: Labels | None = None
+
+    def build(self, documents: Dataset | IterableDataset) -> Dataset | IterableDataset:
+        """The rows of a dataset of documents, streamed or not."""
+        columns = list(documents.column_names or next(iter(documents)))
+        column = select_text_column([name for name in columns if name != self.label_column], self.text_column)
+        options: dict[str, Any] = {"batched": True, "remove_columns": columns}
+        if hasattr(documents, "__len__"):  # streams have no progress bar
+            options["desc"] = "Tokenizing"
+        if self.objective is Objective.CLASSIFICATION:
+            return documents.map(self._classification_rows, fn_kwargs={"column": column}, **options)
+        if self.objective is Objective.CAUSAL and self.packing:
+            rows = documents.map(
+                self._document_packer(column), with_indices=True, batch_size=DOCUMENTS_PER_BATCH, **options
+            )
+        else:
+            rows = documents.map(
+                self._segment_rows, fn_kwargs={"column": column}, batch_size=DOCUMENTS_PER_BATCH, **options
+            )
+        if hasattr(rows, "__len__") and not len(rows):
+            raise PosEncError(
+                f"The text does not fill one row of {self.length} tokens: use more text or a smaller --train-length"
+            )
+        return rows
+
+    def _document_packer(self, column: str) -> Callable[[Columns, list[int]], Columns]:
+        """Carries the remainder of each batch over to the next, so that rows do not depend on the batch size."""
+        remainder: list[list[int]] = []
+
+        def pack(batch: Columns, indices: list[int]) -> Columns:
+            if indices[0] == 0:  # a stream that starts over
+                remainder.clear()
+            documents = [*remainder, *self._tokenize_documents(batch[column], column)]
+            remainder[:] = unpacked_remainder(documents, self.length)
+            return pack_documents(documents, self.length)
+
+        return pack
+
+    def _tokenize_documents(self, texts: list[Any], column: str) -> list[list[int]]:
+        """Whole documents, each ending with the end-of-text token."""
+        texts = [text for text in texts if text]
+        if column == INPUT_IDS or not texts:
+            return texts
+        assert self.tokenizer is not None
+        end = self.tokenizer.eos_token_id
+        documents = self.tokenizer(texts, verbose=False, return_attention_mask=False)[INPUT_IDS]
+        return [ids if end is None or ids[-1:] == [end] else [*ids, end] for ids in documents]
+
+    def _segment_rows(self, batch: Columns, column: str) -> Columns:
+        """Documents cut to the row length, each segment with its own special tokens."""
+        texts = [text for text in batch[column] if text]
+        if column == INPUT_IDS or not texts:
+            segments = [ids[at : at + self.length] for ids in texts for at in range(0, len(ids), self.length)]
+        else:
+            assert self.tokenizer is not None
+            options = {"truncation": True, "max_length": self.length, "return_overflowing_tokens": True}
+            segments = list(self.tokenizer(texts, return_attention_mask=False, **options)[INPUT_IDS])
+        if self.packing:
+            assert self.tokenizer is not None
+            return pack_segments(segments, self.length, self.tokenizer.pad_token_id)
+        return {INPUT_IDS: segments, "attention_mask": [[1] * len(segment) for segment in segments]}
+
+    def _classification_rows(self, batch: Columns, column: str) -> Columns:
+        assert self.labels is not None
+        assert self.tokenizer is not None
+        texts = [text or "" for text in batch[column]]
+        rows = dict(self.tokenizer(texts, truncation=True, max_length=self.length))
+        return {**rows, "labels": [self.labels.class_id(label) for label in batch[self.label_column]]}
+
+
+def pack_documents(documents: list[list[int]], length: int) -> Columns:
+    """Full rows for a causal model: ids, positions, and labels without the first token of each document.
+
+    The incomplete last row is dropped; see `unpacked_remainder`.
+    """
+    sizes = np.array([len(document) for document in documents], dtype=np.int64)
+    num_rows = int(sizes.sum()) // length
+    ids = np.fromiter(itertools.chain.from_iterable(documents), dtype=np.int64, count=num_rows * length)
+    slots = np.arange(num_rows * length)
+    starts = np.repeat(sizes.cumsum() - sizes, sizes)[: num_rows * length]
+    positions = slots - np.maximum(starts, slots // length * length)
+    labels = np.where(positions == 0, IGNORE_INDEX, ids)
+    columns = {INPUT_IDS: ids, "position_ids": positions, "labels": labels}
+    return {name: values.reshape(num_rows, length).tolist() for name, values in columns.items()}
+
+
+def unpacked_remainder(documents: list[list[int]], length: int) -> list[list[int]]:
+    """The documents, and the rest of the one that was cut, that `pack_documents` leaves out."""
+    used = sum(map(len, documents)) // length * length
+    remainder = []
+    for document in documents:
+        if used < len(document):
+            remainder.append(document[used:])
+        used = max(used - len(document), 0)
+    return remainder
+
+
+def pack_segments(segments: list[list[int]], length: int, pad_token_id: int) -> Columns:
+    """Rows for an encoder: as many whole segments as fit, then padding."""
+    rows: list[list[list[int]]] = []
+    room = 0
+    for segment in segments:
+        if len(segment) > room:
+            rows.append([])
+            room = length
+        rows[-1].append(segment)
+        room -= len(segment)
+    columns: Columns = {INPUT_IDS: [], "attention_mask": [], "position_ids": []}
+    for row in rows:
+        ids = list(itertools.chain.from_iterable(row))
+        padding = length - len(ids)
+        columns[INPUT_IDS].append(ids + [pad_token_id] * padding)
+        columns["attention_mask"].append([1] * len(ids) + [0] * padding)
+        columns["position_ids"].append([n for segment in row for n in range(len(segment))] + [0] * padding)
+    return columns
+
+
+class StagedDataset(torch.utils.data.Dataset[Row]):
+    """The rows of all stages in training order; each stage's rows are reshuffled when they run out."""
+
+    def __init__(self, datasets: list[Dataset], sizes: list[int], seed: int) -> None:
+        self.datasets = datasets
+        self.ends = list(itertools.accumulate(sizes))
+        generator = torch.Generator().manual_seed(seed)
+        self.orders = [
+            list(itertools.islice(_shuffled_indices(len(rows), generator), size))
+            for rows, size in zip(datasets, sizes, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def __getitem__(self, index: int) -> Row:
+        stage = bisect.bisect_right(self.ends, index)
+        start = self.ends[stage - 1] if stage else 0
+        return self.datasets[stage][self.orders[stage][index - start]]
+
+
+def _shuffled_indices(count: int, generator: torch.Generator) -> Iterator[int]:
+    while True:
+        yield from torch.randperm(count, generator=generator).tolist()
+
+
+def sample_input_ids(rows: Iterable[Row], count: int, length: int) -> torch.Tensor | None:
+    """The first tokens of some rows, (count, length) or fewer and shorter.
+
+    Looks at twice as many rows. If fewer than half are long enough, all are cut to what half of them have. None if
+    that is a single token.
+    """
+    candidates = [row[INPUT_IDS][:length] for row in itertools.islice(rows, 2 * count)]
+    shortest = sorted(map(len, candidates))[len(candidates) // 2] if candidates else 0
+    selected = [row[:shortest] for row in candidates if len(row) >= shortest]
+    return torch.tensor(selected[:count]) if shortest > 1 else None
+
+
+def dataset_fingerprint(rows: Rows) -> dict[str, Any]:
+    """A hash of the rows, to notice changed data on resuming. Of a stream, only the first rows are hashed."""
+    digest = hashlib.sha256()
+    if not hasattr(rows, "__len__"):
+        for row in itertools.islice(iter(rows), FINGERPRINTED_STREAM_ROWS):
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+        return {"streamed": True, "sha256": digest.hexdigest()}
+    for dataset in rows.datasets if isinstance(rows, StagedDataset) else [rows]:
+        for batch in dataset.with_format("arrow").iter(ROWS_PER_READ):
+            for name in sorted(batch.column_names):
+                values = batch.column(name).combine_chunks()
+                if hasattr(values, "value_lengths"):  # a column of lists
+                    digest.update(values.value_lengths().to_numpy(zero_copy_only=False).tobytes())
+                    values = values.flatten()
+                digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+    return {"num_rows": len(rows), "sha256": digest.hexdigest()}

@@ -1,0 +1,189 @@
+"""Distillation: a variant learns from the predictions and hidden states of the stock model.
+
+Shape legend: B batch, N tokens, E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import PosEncError
+from ..patches import architecture_of
+
+KL_LOSS, POOLED_LOSS, HIDDEN_LOSS = "kl_loss", "pooled_loss", "hidden_loss"
+
+
+@dataclasses.dataclass(frozen=True)
+class LossWeights:
+    """Weights of the terms of the distillation loss.
+
+    Attributes:
+        kl: KL divergence from the teacher's predictions, in nats per token.
+        hidden: Squared error of the hidden states after each layer, relative to the teacher's.
+        label: The usual loss on the labels.
+
+    Raises:
+        PosEncError: If a weight is negative or not finite.
+    """
+
+    kl: float = 1.0
+    hidden: float = 5.0
+    label: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, weight in dataclasses.asdict(self).items():
+            if not (isinstance(weight, (int, float)) and 0 <= weight < math.inf):
+                raise PosEncError(f"The {name} loss weight must be a finite number, at least 0; got {weight!r}")
+
+
+class Teacher:
+    """A frozen model to distill from.
+
+    Attributes:
+        model: The model, in eval mode and without gradients.
+        layers: Its transformer layers.
+        max_length: The longest input that it can read.
+        has_new_head: Whether its head is untrained, so that its predictions mean nothing.
+    """
+
+    def __init__(self, model: PreTrainedModel, has_new_head: bool = False) -> None:
+        """Freeze a model.
+
+        Args:
+            model: The model, usually the stock one; changed in place.
+            has_new_head: Whether the checkpoint had no head for the task.
+        """
+        self.model = model.eval().requires_grad_(False)
+        self.has_new_head = has_new_head
+        self.layers = transformer_layers(model)
+        self.max_length: int = model.config.max_position_embeddings
+        # With a cache, stock models do not separate packed documents by their position_ids.
+        self._options = {"use_cache": False} if getattr(model.config, "use_cache", False) else {}
+
+    @torch.no_grad()
+    def forward(self, inputs: Mapping[str, torch.Tensor]) -> TeacherOutput:
+        """Run the teacher on the model inputs of a batch, without labels."""
+        with record_hidden_states(self.layers) as hidden_states:
+            outputs = self.model(**inputs, **self._options)
+        return TeacherOutput(getattr(outputs, "logits", None), hidden_states)
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherOutput:
+    """A teacher's output for one batch, to compare a student's with.
+
+    Attributes:
+        logits_BNV: Its logits; None for a model without a head, (B, V) for a classifier.
+        hidden_states: The output of each layer.
+    """
+
+    logits_BNV: torch.Tensor | None
+    hidden_states: list[torch.Tensor]
+
+    def losses(
+        self,
+        weights: LossWeights,
+        logits: torch.Tensor | None,
+        hidden_states: list[torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        hidden_scale: float = 1.0,
+    ) -> dict[str, torch.Tensor]:
+        """The weighted terms of a student's distillation loss.
+
+        Args:
+            weights: The weight of each term.
+            logits: The student's logits, if it has a head.
+            hidden_states: The output of each of its layers, from `record_hidden_states`.
+            attention_mask: 1 at tokens and 0 at padding, (B, N).
+            hidden_scale: Further factor for the hidden states. Those of the last layer are the output of a model
+                without a head: they count in full, and so does their mean over the tokens, the usual embedding.
+
+        Returns:
+            The terms by name; their sum is the loss.
+        """
+        terms = {}
+        if weights.kl and self.logits_BNV is not None and logits is not None:
+            per_token = self.logits_BNV.ndim == 3  # a classifier has one prediction per row
+            terms[KL_LOSS] = weights.kl * self.kl_divergence(logits, attention_mask if per_token else None)
+        layer_scales = [hidden_scale] * (len(hidden_states) - 1) + [hidden_scale if terms else 1.0]
+        if weights.hidden and not terms:
+            terms[POOLED_LOSS] = weights.hidden * self.pooled_distance(hidden_states[-1], attention_mask)
+        if weights.hidden and any(layer_scales):
+            terms[HIDDEN_LOSS] = weights.hidden * self.hidden_distance(hidden_states, attention_mask, layer_scales)
+        return terms
+
+    def kl_divergence(self, logits_BNV: torch.Tensor, mask_BN: torch.Tensor | None = None) -> torch.Tensor:
+        """KL divergence from the teacher's predictions to a student's, in nats per token."""
+        assert self.logits_BNV is not None
+        target, prediction = (logits.float().log_softmax(-1) for logits in (self.logits_BNV, logits_BNV))
+        return _masked_mean((target.exp() * (target - prediction)).sum(-1), mask_BN)
+
+    def pooled_distance(self, states_BNE: torch.Tensor, mask_BN: torch.Tensor | None = None) -> torch.Tensor:
+        """Cosine distance between the mean hidden states of each row."""
+        pooled_BE, target_BE = (
+            (states.float() if mask_BN is None else states.float() * mask_BN[..., None]).sum(1)
+            for states in (states_BNE, self.hidden_states[-1])
+        )
+        return (1 - nn.functional.cosine_similarity(pooled_BE, target_BE)).mean()
+
+    def hidden_distance(
+        self,
+        hidden_states: list[torch.Tensor],
+        mask_BN: torch.Tensor | None = None,
+        layer_scales: list[float] | None = None,
+    ) -> torch.Tensor:
+        """Relative squared error of the hidden states, averaged over layers."""
+        layer_scales = layer_scales or [1.0] * len(hidden_states)
+        errors = [
+            scale * _relative_error(states, target, mask_BN)
+            for scale, states, target in zip(layer_scales, hidden_states, self.hidden_states, strict=True)
+            if scale
+        ]
+        return torch.stack(errors).sum() / len(hidden_states)
+
+
+def _relative_error(states_BNE: torch.Tensor, target_BNE: torch.Tensor, mask_BN: torch.Tensor | None) -> torch.Tensor:
+    """Relative per token: some tokens have states a hundred times larger than others and would dominate."""
+    error, scale = (values.float().square().mean(-1) for values in (states_BNE - target_BNE, target_BNE))
+    return _masked_mean(error / scale.clamp(min=torch.finfo(torch.float32).tiny), mask_BN)
+
+
+def _masked_mean(values_BN: torch.Tensor, mask_BN: torch.Tensor | None) -> torch.Tensor:
+    if mask_BN is None:
+        return values_BN.mean()
+    mask_BN = mask_BN.to(values_BN.dtype)
+    return (values_BN * mask_BN).sum() / mask_BN.sum().clamp(min=1)
+
+
+def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The transformer layers of a model, stock or variant."""
+    return list(model.base_model.get_submodule(architecture_of(model).layers).children())
+
+
+@contextlib.contextmanager
+def record_hidden_states(layers: list[nn.Module]) -> Iterator[list[torch.Tensor]]:
+    """Collect the output of each layer during a forward pass inside the context.
+
+    Example:
+        >>> with record_hidden_states(transformer_layers(model)) as hidden_states:
+        ...     logits = model(input_ids).logits
+    """
+    hidden_states: list[torch.Tensor] = []
+
+    def record(module: nn.Module, args: Any, output: Any) -> None:
+        hidden_states.append(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [layer.register_forward_hook(record) for layer in layers]
+    try:
+        yield hidden_states
+    finally:
+        for hook in hooks:
+            hook.remove()

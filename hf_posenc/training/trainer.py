@@ -1,0 +1,224 @@
+"""A Trainer that distills from a teacher and has a separate learning rate for position parameters."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer
+
+from ..checkpoints import is_scheme_parameter, list_checkpoints
+from ..errors import PosEncError
+from .checkpointing import AtomicCheckpoints, NonFiniteError
+from .data import IGNORE_INDEX, StagedDataset
+from .distillation import (
+    HIDDEN_LOSS,
+    KL_LOSS,
+    POOLED_LOSS,
+    LossWeights,
+    Teacher,
+    TeacherOutput,
+    record_hidden_states,
+    transformer_layers,
+)
+from .optimizer import scheme_parameter_ids, split_parameter_group
+
+LABELS, LABEL_LOSS, TOKENS = "labels", "label_loss", "tokens"
+LOSS_TERMS = (KL_LOSS, POOLED_LOSS, HIDDEN_LOSS, LABEL_LOSS)
+Batch = Mapping[str, torch.Tensor]
+
+
+def add_perplexity(metrics: dict[str, float], predicts_tokens: bool) -> dict[str, float]:
+    """Add the perplexity of a loss that is a mean over tokens."""
+    if predicts_tokens and "eval_loss" in metrics:
+        metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
+    return metrics
+
+
+class RecoveryTrainer(AtomicCheckpoints, Trainer):
+    """transformers' `Trainer` with a teacher and a learning rate for position parameters.
+
+    The distillation loss is used in training only. Evaluation uses the model's own loss, so that perplexities can be
+    compared. Checkpoints are atomic, verified and free of pickles.
+
+    Args:
+        *args: As for `Trainer`.
+        teacher: The model to distill from; None for plain fine-tuning.
+        loss_weights: Weights of the terms of the distillation loss.
+        hidden_loss_until: Fraction of the training over which the hidden-state loss fades to zero.
+        position_learning_rate: Learning rate of the position parameters; as for all others if None.
+        predicts_tokens: Whether the evaluation loss is a mean over tokens; then its perplexity is logged too.
+        has_adapters: Whether the model has LoRA adapters, which are merged into the weights that are saved.
+        **kwargs: As for `Trainer`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        teacher: Teacher | None = None,
+        loss_weights: LossWeights | None = None,
+        hidden_loss_until: float = 1.0,
+        position_learning_rate: float | None = None,
+        predicts_tokens: bool = True,
+        has_adapters: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.teacher = teacher
+        self.loss_weights = loss_weights or LossWeights()
+        self.hidden_loss_until = hidden_loss_until
+        self.position_learning_rate = position_learning_rate
+        self.predicts_tokens = predicts_tokens
+        self.has_adapters = has_adapters
+        self._is_finite: torch.Tensor | None = None
+        self._term_sums: dict[str, torch.Tensor] = {}
+        self._mean_counts: dict[str, float] = {}
+        if teacher is not None:
+            self.model_accepts_loss_kwargs = False  # the distillation loss is a mean, not a sum over labels
+            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+                teacher.model = self.accelerator.prepare_model(teacher.model, evaluation_mode=True)
+            else:
+                teacher.model.to(self.args.device)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Weight decay would fade a position scheme out."""
+        return [name for name in super().get_decay_parameter_names(model) if not is_scheme_parameter(name)]
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None and self.position_learning_rate is not None:
+            optimizer = super().create_optimizer(model)
+            parameter_ids = scheme_parameter_ids(self.model if model is None else model)
+            split_parameter_group(optimizer, parameter_ids, self.position_learning_rate)
+        return super().create_optimizer(model)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if isinstance(dataset, StagedDataset):  # shuffled already, within each stage
+            return torch.utils.data.SequentialSampler(dataset)
+        return super()._get_train_sampler(train_dataset)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        if not self._distills(model, inputs):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        assert self.teacher is not None
+        target = self.teacher.forward({name: value for name, value in inputs.items() if name != LABELS})
+        unwrapped = self.accelerator.unwrap_model(model)
+        layers = transformer_layers(getattr(unwrapped, "_orig_mod", unwrapped))  # inside a compiled model
+        with record_hidden_states(layers) as hidden_states:
+            outputs = model(**inputs)
+        if model.training and self.loss_weights.hidden and not hidden_states[-1].requires_grad:
+            raise PosEncError(
+                "Reentrant gradient checkpointing hides hidden states from the loss: pass "
+                "--gradient-checkpointing-kwargs '{\"use_reentrant\": false}' or --hidden-loss-weight 0"
+            )
+        loss = self._distillation_loss(target, outputs, hidden_states, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+    def _distills(self, model: nn.Module, inputs: Batch) -> bool:
+        """In training, unless the teacher cannot read rows this long; in evaluation only if there are no labels."""
+        if self.teacher is None or LABELS not in inputs:
+            return self.teacher is not None
+        return model.training and inputs["input_ids"].shape[-1] <= self.teacher.max_length
+
+    def _distillation_loss(
+        self, target: TeacherOutput, outputs: Any, hidden_states: list[torch.Tensor], inputs: Batch
+    ) -> torch.Tensor:
+        training = torch.is_grad_enabled()
+        hidden_scale = self._hidden_scale() if training else 0.0
+        logits, mask = getattr(outputs, "logits", None), inputs.get("attention_mask")
+        terms = target.losses(self.loss_weights, logits, hidden_states, mask, hidden_scale)
+        is_classifier = target.logits_BNV is not None and target.logits_BNV.ndim == 2
+        for name in terms:
+            if name != POOLED_LOSS and not (is_classifier and name == KL_LOSS):
+                terms[name] = terms[name] * self._batch_weight(TOKENS, inputs)
+        if self.loss_weights.label and LABELS in inputs:
+            terms[LABEL_LOSS] = self.loss_weights.label * outputs.loss * self._batch_weight(LABELS, inputs)
+        if not terms:
+            raise PosEncError("There is nothing to learn: all loss weights that apply to this model are 0")
+        if training:
+            for name, value in terms.items():
+                update = torch.stack([value.detach().float(), torch.ones((), device=value.device)])
+                self._term_sums[name] = self._term_sums.get(name, 0) + update
+        return torch.stack(list(terms.values())).sum()
+
+    def _hidden_scale(self) -> float:
+        if not self.hidden_loss_until or self.state.max_steps <= 0:
+            return 0.0
+        return max(1 - self.state.global_step / (self.hidden_loss_until * self.state.max_steps), 0.0)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Also counts the tokens and labels in the batches of a step, over all processes, if rows are padded."""
+        batches, num_items = super().get_batch_samples(*args, **kwargs)
+        self._mean_counts = {}
+        if self.teacher is not None and batches and "attention_mask" in batches[0]:
+            counts = torch.stack([torch.stack(list(self._counts(batch).values())) for batch in batches]).sum(0)
+            totals = self.accelerator.reduce(counts.to(self.args.device), "sum")
+            means = totals / (self.args.world_size * len(batches))
+            self._mean_counts = dict(zip(self._counts(batches[0]), means.tolist(), strict=True))
+        return batches, num_items
+
+    def _counts(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """How many tokens a batch has, and how many labels to predict. A causal model predicts no first token."""
+        tokens = batch["attention_mask"].sum()
+        first = 0 if getattr(self.data_collator, "mlm", True) else 1
+        labels = (batch[LABELS][..., first:] != IGNORE_INDEX).sum() if LABELS in batch else torch.zeros_like(tokens)
+        return {TOKENS: tokens, LABELS: labels}
+
+    def _batch_weight(self, kind: str, inputs: Batch) -> float:
+        """Batches count by their tokens, so that the loss does not depend on how a step's rows are split up."""
+        mean = self._mean_counts.get(kind) if torch.is_grad_enabled() else None
+        return float(self._counts(inputs)[kind]) / mean if mean else 1.0
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if self.teacher is not None and LABELS not in inputs:
+            with torch.no_grad(), self.compute_loss_context_manager():
+                return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def evaluate_teacher(self) -> dict[str, float]:
+        """Evaluate the teacher on the evaluation dataset. A sharded teacher cannot be evaluated: returns nothing."""
+        if self.teacher is None or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return {}
+        arguments = copy.copy(self.args)
+        arguments.report_to = []
+        trainer = Trainer(
+            model=self.teacher.model,
+            args=arguments,
+            eval_dataset=self.eval_dataset,
+            processing_class=self.processing_class,
+            data_collator=self.data_collator,
+            compute_metrics=self.compute_metrics,
+        )
+        return add_perplexity(trainer.evaluate(), self.predicts_tokens)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self._is_finite = torch.isfinite(loss) & (True if self._is_finite is None else self._is_finite)
+        return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Also logs the terms of the loss and perplexities; stops if the loss is not finite."""
+        if "loss" in logs:
+            if self._is_finite is not None and not self._is_finite:
+                raise NonFiniteError("loss", self.state.global_step, list_checkpoints(Path(self.args.output_dir)))
+            logs |= self._mean_terms() if self.teacher is not None else {}
+            self._term_sums = {}
+        super().log(add_perplexity(logs, self.predicts_tokens), *args, **kwargs)
+
+    def _mean_terms(self) -> dict[str, float]:
+        """Averaged over all processes; some of them may have had no batch with a teacher."""
+        empty = torch.zeros(2, device=self.args.device)
+        sums = torch.stack([self._term_sums.get(name, empty) for name in LOSS_TERMS])
+        sums = self.accelerator.reduce(sums, "sum")
+        return {
+            name: round(total / count, 6)
+            for name, (total, count) in zip(LOSS_TERMS, sums.tolist(), strict=True)
+            if count
+        }
