@@ -31,6 +31,9 @@ class SchemeState:
     active: tuple[LayerSeams, ...]
     """For each layer and seam, the indices of the schemes that act there."""
     needs: PositionNeeds
+    at_embedding: tuple[int, ...]
+    """The indices of the schemes that act at the input embedding."""
+    causal: bool
     uses_stock_table: bool
     """Whether the architecture's own position table stays."""
     scheme_owns_table: bool
@@ -80,10 +83,13 @@ def plan_schemes(architecture: Architecture, config: Any) -> SchemePlan:
     num_tables = sum(scheme.uses_stock_table() for scheme in schemes)
     if num_tables > 1:
         raise PosEncError("position_scheme lists 'learned' twice, but the architecture has one table; list it once")
+    seams = [{seam for seam in (*LAYER_SEAMS, "embed") if spec.acts_at(seam)} for spec in specs]
     state = SchemeState(
         position_scheme=copy.deepcopy(config.position_scheme),
-        active=tuple(_layer_seams(architecture, schemes, layers, layer) for layer in range(shape.num_layers)),
-        needs=PositionNeeds.of(schemes),
+        active=tuple(_layer_seams(architecture, schemes, seams, layers, layer) for layer in range(shape.num_layers)),
+        needs=PositionNeeds.of(schemes, seams),
+        at_embedding=tuple(index for index in range(len(specs)) if "embed" in seams[index]),
+        causal=shape.causal,
         uses_stock_table=num_tables == 1,
         scheme_owns_table=num_tables == 1 and any(scheme.rewrites_embeddings for scheme in schemes),
     )
@@ -91,17 +97,19 @@ def plan_schemes(architecture: Architecture, config: Any) -> SchemePlan:
 
 
 def _layer_seams(
-    architecture: Architecture, schemes: list[Scheme], layers: list[tuple[int, ...]], layer: int
+    architecture: Architecture,
+    schemes: list[Scheme],
+    seams: list[set[str]],
+    layers: list[tuple[int, ...]],
+    layer: int,
 ) -> LayerSeams:
-    seams = {
-        seam: tuple(index for index, scheme in enumerate(schemes) if layer in layers[index] and scheme.acts_at(seam))
-        for seam in LAYER_SEAMS
-    }
-    rotations = seams["rotate"]
-    is_only_rotation = len(rotations) == 1 and not seams["score"] and not seams["value"]
+    in_layer = [index for index in range(len(schemes)) if layer in layers[index]]
+    active = {seam: tuple(index for index in in_layer if seam in seams[index]) for seam in LAYER_SEAMS}
+    rotations = active["rotate"]
+    is_only_rotation = len(rotations) == 1 and not active["score"] and not active["value"]
     # Nothing else needs unrotated queries: leave the rotation to the stock code, which is exact and fused.
     by_stock = is_only_rotation and architecture.rotary is not None and schemes[rotations[0]].uses_rotate_half()
-    return {**seams, "rotate": () if by_stock else rotations, STOCK_ROTATION: rotations if by_stock else ()}
+    return {**active, "rotate": () if by_stock else rotations, STOCK_ROTATION: rotations if by_stock else ()}
 
 
 def attach(base: Any, architecture: Architecture, plan: SchemePlan) -> dict[str, nn.Module]:

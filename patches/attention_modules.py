@@ -20,7 +20,7 @@ from hf_posenc.schemes import Positions
 from hf_posenc.schemes.base import STOCK_ROTATION
 from hf_posenc.schemes.inputs import repeat_key_heads
 
-from .compat import AttentionConfig, attn_implementation
+from .compat import AttentionConfig
 
 SEAMS = ("rotate", "score", "content_scale", "value", STOCK_ROTATION)
 """In the order of `LayerSchemes`."""
@@ -56,11 +56,6 @@ class PosEncAttention(nn.Module):
     def stock_config(self) -> PreTrainedConfig:
         return self.config.stock_config
 
-    @property
-    def backend(self) -> str:
-        """The attention backend that the model is set to."""
-        return attn_implementation(self.config.stock_config)
-
     def project_qk(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Project hidden states with the layer's own query and key projections. Every architecture overrides it."""
         raise AssertionError("overridden by every architecture")
@@ -76,15 +71,14 @@ class PosEncAttention(nn.Module):
 
     def layer_schemes(self, positions: Positions) -> LayerSchemes:
         """The schemes that act in this layer, by seam."""
-        modules = getattr(self, "position_scheme", None)
-        seams = positions.active[self.layer_idx]
-
-        def active(index: int) -> ActiveScheme:
-            # The call, not the module: hooks of models on several devices would move a module along.
-            params = modules[str(index)].__call__ if modules is not None and str(index) in modules else None
-            return ActiveScheme(positions.schemes[index], positions.prepared[index], params)
-
-        return LayerSchemes(positions, *([active(index) for index in seams[seam]] for seam in SEAMS))
+        modules, seams = getattr(self, "position_scheme", {}), positions.active[self.layer_idx]
+        # The call of a layer's module, not the module: hooks of models on several devices would move a module along.
+        layer_params = {int(index): module.__call__ for index, module in modules.items()}
+        active = [
+            [ActiveScheme(positions.schemes[i], positions.prepared[i], layer_params.get(i)) for i in seams[seam]]
+            for seam in SEAMS
+        ]
+        return LayerSchemes(positions, *active)
 
     def forward(self, *args: Any, posenc: Positions | None = None, **kwargs: Any) -> Any:
         if posenc is None:

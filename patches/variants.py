@@ -49,6 +49,7 @@ class PosEncModel(ModelHooks):
 
     architecture: ClassVar[Architecture]
     stock_class: ClassVar[type[PreTrainedModel]]
+    config: Any
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(config, VariantConfig):
@@ -75,17 +76,11 @@ class PosEncModel(ModelHooks):
         # The checkpoint is not this model: an adapter that names it would be loaded onto a stock one.
         set_checkpoint_name(self, "")
 
-    @property
-    def config(self) -> Any:
-        return vars(self)["config"]
-
-    @config.setter
-    def config(self, config: PreTrainedConfig) -> None:
-        """Composite models replace the configs of their parts; whichever it is, it must name the scheme."""
-        current = vars(self).get("config")
-        if current is not None and not isinstance(config, VariantConfig):
-            config.position_scheme = current.position_scheme
-        vars(self)["config"] = config
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Composite models replace the configs of their parts; whichever it is, it must name the scheme.
+        if name == "config" and hasattr(self, "config") and not isinstance(value, VariantConfig):
+            value.position_scheme = self.config.position_scheme
+        super().__setattr__(name, value)
 
     def init_scheme_weights(self, module: nn.Module) -> bool:
         return init_scheme_weights(module)
@@ -137,17 +132,15 @@ class PosEncBaseModel(PosEncModel):
                 f"config.position_scheme is {config.position_scheme!r}, but the model was built with "
                 f"{state.position_scheme!r}. Change a live model with hf_posenc.restore and hf_posenc.retrofit"
             )
-        schemes = list(self.position_scheme)
-        embedding_schemes = [scheme for scheme in schemes if scheme.acts_at("embed")]
-        embedding = self.get_input_embeddings()
-        if embedding_schemes and inputs.get("inputs_embeds") is None:
+        schemes, embedding = list(self.position_scheme), self.get_input_embeddings()
+        if state.at_embedding and inputs.get("inputs_embeds") is None:
             inputs["inputs_embeds"] = embedding(inputs.pop("input_ids"))
         inputs_embeds = inputs.get("inputs_embeds")
         resolved = resolve_positions(
             inputs,
             dtype=embedding.weight.dtype if inputs_embeds is None else inputs_embeds.dtype,
             backend=attn_implementation(config),
-            causal=self.architecture.is_causal(config),
+            causal=state.causal,
             needs=state.needs,
             schemes=schemes,
             active=state.active,
@@ -155,8 +148,8 @@ class PosEncBaseModel(PosEncModel):
         )
         positions = resolved.positions
         self.architecture.fill_inputs(inputs)
-        for scheme in embedding_schemes:
-            inputs["inputs_embeds"] = scheme("embed", inputs["inputs_embeds"], positions)
+        for index in state.at_embedding:
+            inputs["inputs_embeds"] = schemes[index]("embed", inputs["inputs_embeds"], positions)
         inputs.update(position_ids=positions.queries_BQ, attention_mask=resolved.attention_mask, posenc=positions)
         return resolved
 

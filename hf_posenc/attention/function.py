@@ -79,7 +79,6 @@ class AttentionModule(Protocol):
 
     stock_config: PreTrainedConfig
     stock_eager: Callable[..., Any]
-    backend: str
     layer_idx: int
     is_causal: bool
     training: bool
@@ -119,9 +118,11 @@ def posenc_attention_forward(
         raise PosEncError(f"attn_implementation={ATTENTION_NAME!r} is internal; choose one of {SCORE_BACKENDS}")
     if kwargs.get("cache") is not None:
         raise PosEncError("hf_posenc does not support continuous batching (paged caches); use generate()")
-    backend = module.backend
+    backend = posenc.positions.backend
     stock = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
-    unrotated_query, query = query, apply_rotation(query, posenc.rotate, keys=False)
+    unrotated_query = query
+    if posenc.rotate:
+        query = apply_rotation(query, posenc.rotate, keys=False)
     if not posenc.score and not posenc.value:
         return _stock_attention(module, stock, query, key, value, attention_mask, posenc.positions, kwargs)
     call, path = _prepare_call(module, stock, unrotated_query, query, key, value, attention_mask, posenc, kwargs)
@@ -140,9 +141,9 @@ def _stock_attention(
     kwargs: dict[str, Any],
 ) -> AttentionOutput:
     """Nothing is added to scores or values: run the backend's own function."""
-    if module.backend == "flex_attention":
+    if positions.backend == "flex_attention":
         return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
-    if is_flash_attention_requested(requested_attention_implementation=module.backend):
+    if is_flash_attention_requested(requested_attention_implementation=positions.backend):
         if not positions.packed:  # flash infers documents from position_ids and would mistake gaps for them
             kwargs.pop("position_ids", None)
         module = _with_stock_config(module)
@@ -182,7 +183,7 @@ def _prepare_call(
         lambda states: module.project_rows(states, unrotated_query),
     )
     terms = score_terms(posenc.score, content)
-    scaled_query = scale_content(query, posenc.content_scale)
+    scaled_query = scale_content(query, posenc.content_scale) if posenc.content_scale else query
     if causal and key.shape[2] > query.shape[2]:  # slots of a static cache that a first call leaves empty
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     call = AttentionCall(
@@ -201,9 +202,9 @@ def _prepare_call(
         content=content,
         stock_kwargs=kwargs,
     )
-    path, reason = select_path(dispatch_key(call, module.backend))
+    path, reason = select_path(dispatch_key(call))
     if path is AttentionPath.REFUSED:
-        check_backend(module.backend, [active.scheme for active in (*posenc.score, *posenc.value)])
+        check_backend(positions.backend, [active.scheme for active in (*posenc.score, *posenc.value)])
         raise PosEncError(reason)
     return call, path
 
@@ -224,12 +225,12 @@ def run_path(call: AttentionCall, path: AttentionPath) -> AttentionOutput:
     return PATHS[path](call)
 
 
-def dispatch_key(call: AttentionCall, backend: str) -> DispatchKey:
+def dispatch_key(call: AttentionCall) -> DispatchKey:
     """What the choice of a path depends on."""
     mask = call.attention_mask
     is_padding = mask is not None and call.positions.spans is not None
     return DispatchKey(
-        backend=backend,
+        backend=call.positions.backend,
         term_types=frozenset(map(type, call.terms)),
         has_value_terms=bool(call.value_tables),
         uniform=call.positions.uniform,

@@ -43,12 +43,13 @@ class PositionNeeds:
     length: bool
 
     @classmethod
-    def of(cls, schemes: Sequence[Scheme]) -> PositionNeeds:
-        in_attention = [scheme for scheme in schemes if scheme.acts_at("score") or scheme.acts_at("value")]
+    def of(cls, schemes: Sequence[Scheme], seams: Sequence[set[str]]) -> PositionNeeds:
+        """What schemes need that act at the given seams."""
+        pairs = list(zip(schemes, seams, strict=True))
         return cls(
-            distances=any(scheme.needs_distances for scheme in in_attention),
+            distances=any(scheme.needs_distances for scheme, acts in pairs if acts & {"score", "value"}),
             key_positions=any(scheme.needs_key_positions for scheme in schemes),
-            context=any(scheme.needs_context for scheme in schemes if scheme.acts_at("embed")),
+            context=any(scheme.needs_context for scheme, acts in pairs if "embed" in acts),
             length=any(scheme.depends_on_length for scheme in schemes),
         )
 
@@ -123,8 +124,12 @@ def resolve_positions(
     mask, position_ids = inputs.get("attention_mask"), inputs.get("position_ids")
     padding_BK = mask.reshape(num_rows, -1).bool() if isinstance(mask, torch.Tensor) and mask.dim() < 4 else None
     layout = _layout(inputs, tokens, padding_BK, needs)
-    key_length = total_key_length(layout.cache, layout.num_cached, num_queries)
-    keys_BK = _needed_key_positions(layout, position_ids is None, padding_BK, key_length, needs)
+    key_length = num_queries
+    if layout.cache is not None:
+        key_length = total_key_length(layout.cache, layout.num_cached, num_queries)
+    keys_BK = None
+    if needs.key_positions or not layout.uniform:
+        keys_BK = _key_positions(layout, key_length, padding_BK if position_ids is None else None, position_ids is None)
     if layout.uniform:
         last = num_queries - 1
         distances = torch.arange(num_queries + key_length - 1, device=tokens.device) - last - layout.num_cached
@@ -151,12 +156,15 @@ def resolve_positions(
         key_length=key_length,
         length_bound=int(layout.num_cached) + num_queries if bounded else None,
         cached=not layout.is_first_call,
-        cache_filled_at=cache_record(layout.cache).prefill_length,
+        cache_filled_at=cache_record(layout.cache).prefill_length if needs.length else None,
         packed=layout.order in (PositionOrder.PACKED, PositionOrder.UNKNOWN),
         causal=causal,
+        backend=backend,
         dtype=torch.float64 if dtype == torch.float64 else torch.float32,
         keys_BK=keys_BK,
-        spans=_row_spans(padding_BK, num_queries) if contiguous and needs.distances else None,
+        spans=_row_spans(padding_BK, num_queries)
+        if contiguous and needs.distances and padding_BK is not None
+        else None,
         table=table,
         context_BQE=context_BQE,
         schemes=schemes,
@@ -180,8 +188,11 @@ def _layout(
     if padding_BK is None and isinstance(mask, torch.Tensor):  # generate() prepares 4D masks for static caches
         visible_BQK = visible_keys(mask).any(1)
     visible_BK = padding_BK if visible_BQK is None else visible_BQK.any(1)
-    cache = self_attention_cache(inputs.get("past_key_values"))
-    num_cached = cached_length(cache)
+    cache: Cache | None = inputs.get("past_key_values")
+    num_cached: int | torch.Tensor = 0
+    if cache is not None:
+        cache = self_attention_cache(cache)
+        num_cached = cached_length(cache)
     is_first_call = isinstance(num_cached, int) and num_cached == 0
     slots_BQ = torch.arange(num_queries, device=tokens.device)[None] + num_cached
     order, uniform = PositionOrder.CONTIGUOUS, True
@@ -191,31 +202,20 @@ def _layout(
         queries_BQ = position_ids.reshape(-1, num_queries)
         order, uniform = classify_positions(queries_BQ, slots_BQ, _new_tokens(visible_BK, num_cached, num_queries))
         uniform = uniform and (is_first_call or _all_visible(visible_BK, num_cached, num_queries))
-    check_cache_order(cache, num_cached, order, needs.distances)
-    all_positions_BK = None
-    if needs.distances:
-        all_positions_BK = concat_cached_positions(cache, queries_BQ.expand(num_rows, -1), num_cached)
-    if position_ids is not None and all_positions_BK is not None and not is_first_call:
-        check_continues(all_positions_BK, visible_BK, num_cached)
+    all_positions_BK = queries_BQ.expand(num_rows, -1) if needs.distances else None
+    if not is_first_call:
+        check_cache_order(cache, num_cached, order, needs.distances)
+        if all_positions_BK is not None:
+            all_positions_BK = concat_cached_positions(cache, all_positions_BK, num_cached)
+        if position_ids is not None and all_positions_BK is not None:
+            check_continues(all_positions_BK, visible_BK, num_cached)
     uniform = uniform or not needs.distances
     return TokenLayout(queries_BQ, order, uniform, cache, num_cached, visible_BK, visible_BQK, all_positions_BK)
 
 
-def _needed_key_positions(
-    layout: TokenLayout, by_slot: bool, padding_BK: torch.Tensor | None, key_length: int, needs: PositionNeeds
-) -> torch.Tensor | None:
-    """(B, K), or None if neither a scheme nor the distances need the positions of the keys."""
-    if by_slot and needs.key_positions:
-        slots_BK = torch.arange(key_length, device=layout.queries_BQ.device)[None]
-        return (slots_BK if padding_BK is None else slots_BK - _leading_padding(padding_BK)).clamp(min=0)
-    if needs.key_positions or not layout.uniform:
-        return _key_positions(layout, key_length)
-    return None
-
-
-def _row_spans(padding_BK: torch.Tensor | None, num_queries: int) -> tuple[tuple[int, int], ...] | None:
+def _row_spans(padding_BK: torch.Tensor, num_queries: int) -> tuple[tuple[int, int], ...] | None:
     """Where the tokens of each row start and end; None if there are holes between them. Read on the CPU only."""
-    if padding_BK is None or is_tracing() or padding_BK.device.type != "cpu":
+    if is_tracing() or padding_BK.device.type != "cpu":
         return None
     padding_BK = padding_BK[:, :num_queries]
     counts = padding_BK.sum(-1).tolist()
@@ -251,9 +251,17 @@ def _new_tokens(
     return values_BK[:, num_cached : num_cached + num_queries]
 
 
-def _key_positions(layout: TokenLayout, key_length: int) -> torch.Tensor:
-    """(B, K). On a first call the keys are the queries; later, a key's position is its count among visible keys."""
+def _key_positions(
+    layout: TokenLayout, key_length: int, padding_BK: torch.Tensor | None, by_slot: bool
+) -> torch.Tensor:
+    """(B, K): slots minus leading padding, or with explicit position_ids, what follows from them.
+
+    On a first call the keys are the queries; later, a key's position is its count among the visible keys.
+    """
     queries_BQ, visible_BK, num_queries = layout.queries_BQ, layout.visible_BK, layout.queries_BQ.shape[-1]
+    if by_slot:
+        slots_BK = torch.arange(key_length, device=queries_BQ.device)[None]
+        return (slots_BK if padding_BK is None else slots_BK - _leading_padding(padding_BK)).clamp(min=0)
     if layout.is_first_call:
         return pad(queries_BQ, (0, key_length - num_queries))
     if visible_BK is None:

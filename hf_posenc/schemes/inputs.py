@@ -56,6 +56,7 @@ class Positions:
         cache_filled_at: int | None,
         packed: bool,
         causal: bool,
+        backend: str,
         dtype: torch.dtype,
         keys_BK: torch.Tensor | None = None,
         spans: tuple[tuple[int, int], ...] | None = None,
@@ -78,6 +79,8 @@ class Positions:
         """Whether rows contain, or may contain, several documents."""
         self.causal = causal
         """Whether queries see no later key unless a mask says otherwise."""
+        self.backend = backend
+        """The attention backend that the model is set to."""
         self.dtype = dtype
         """The dtype for biases: float32, or float64 in a float64 model. Never narrower."""
         self.keys_BK = keys_BK
