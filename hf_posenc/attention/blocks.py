@@ -70,6 +70,18 @@ class Block:
         return dataclasses.replace(self, tensors=tuple(tensors))
 
 
+@dataclasses.dataclass(frozen=True)
+class VectorBlock(Block):
+    """A term with one vector per distance. The last of its tensors is `DistanceVectors.near_HND`."""
+
+    first: int
+    """`DistanceVectors.first`."""
+
+    @property
+    def vectors(self) -> DistanceVectors:
+        return DistanceVectors(self.tensors[-1], self.first)
+
+
 class ScoreBlock(Block):
     """A score term. The batch size is 1 if the term is the same for the whole batch."""
 
@@ -106,19 +118,7 @@ class DistanceBlock(ScoreBlock):
         grad += skew(d_logits_BHMS, d_logits_BHMS.dtype).sum((1, 2)).sum_to_size(grad.shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class _ProductBlock(ScoreBlock):
-    """Products of states with the vectors of distances. Tensors: the states, and `DistanceVectors.near_HND`."""
-
-    first: int
-    """`DistanceVectors.first`."""
-
-    @property
-    def vectors(self) -> DistanceVectors:
-        return DistanceVectors(self.tensors[1], self.first)
-
-
-class QueryBlock(_ProductBlock):
+class QueryBlock(VectorBlock, ScoreBlock):
     """Products of queries, (B, H, Q, D), with the vectors of distances."""
 
     def write(self, out_BHMS: torch.Tensor, chunk: Chunk, overwrite: bool) -> None:
@@ -135,7 +135,7 @@ class QueryBlock(_ProductBlock):
             d_logits.add_weighted_states(grads[1], query[:, :, rows])
 
 
-class KeyBlock(_ProductBlock):
+class KeyBlock(VectorBlock, ScoreBlock):
     """Products of keys, (B, G, K, D), with the vectors of distances: tiles have keys as rows, queries as columns."""
 
     def _tiles(self, chunk: Chunk) -> Iterator[tuple[Tile, slice, torch.Tensor]]:
@@ -199,16 +199,8 @@ class DenseBlock(ScoreBlock):
         grad += d_logits_BHMS.flip(2).sum_to_size(grad.shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class ValueBlock(Block):
-    """Vectors per distance that are added to the values. Its tensor is `DistanceVectors.near_HND`."""
-
-    first: int
-    """`DistanceVectors.first`."""
-
-    @property
-    def vectors(self) -> DistanceVectors:
-        return DistanceVectors(self.tensors[0], self.first)
+class ValueBlock(VectorBlock):
+    """Vectors per distance that are added to the values."""
 
     def add_output(self, output_BHMD: torch.Tensor, weights_BHMS: torch.Tensor, chunk: Chunk) -> None:
         """Add to each query's output the vectors at its keys' distances, times the attention weights."""

@@ -104,14 +104,14 @@ def chunked_attention(call: AttentionCall) -> AttentionOutput:
 
     def forward(plan: ChunkPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         output_BQHD = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
-        buffer = None if plan.needs_weights else BiasBuffer(plan, query, key)
-        for chunk in iter_chunks(query, key, plan.causal, plan.weights_chunk if buffer is None else KERNEL_CHUNK):
-            if buffer is None:
+        memory = None if plan.needs_weights else _allocate_bias(plan, query, key)
+        for chunk in iter_chunks(query, key, plan.causal, plan.weights_chunk if memory is None else KERNEL_CHUNK):
+            if memory is None:
                 weights, keep = _weights(plan, chunk, query, key)
                 weights = weights if keep is None else weights * keep
                 chunk_BQHD = _weighted_values(plan, chunk, weights, value).transpose(1, 2)
             else:
-                mask = _apply_mask(plan, chunk, _bias(plan, chunk, buffer).to(query.dtype))
+                mask = _apply_mask(plan, chunk, _bias(plan, chunk, memory).to(query.dtype))
                 k, v = (states[:, chunk.key_heads, : chunk.num_keys] for states in (key, value))
                 chunk_BQHD = call.run_stock(query[:, chunk.heads, chunk.queries], k, v, mask)[0]
             output_BQHD[:, chunk.queries, chunk.heads].copy_(chunk_BQHD)
@@ -132,24 +132,18 @@ def attention_with_chunked_backward(call: AttentionCall, forward: ForwardPass) -
     return forward(plan, *tensors[:3]).flip(1)
 
 
-class BiasBuffer:
-    """Memory for the bias of a chunk, reused by all chunks: allocating new pages costs more than filling them."""
-
-    def __init__(self, plan: ChunkPlan, query: torch.Tensor, key: torch.Tensor) -> None:
-        self._batch_size = max(block.batch_size for block in plan.score_blocks)
-        chunks = iter_chunks(query, key, plan.causal, KERNEL_CHUNK)
-        size = max(chunk.num_heads * (chunk.stop - chunk.start) * chunk.num_keys for chunk in chunks)
-        self._memory = query.new_empty(self._batch_size * size, dtype=plan.dtype)
-
-    def view(self, chunk: Chunk) -> torch.Tensor:
-        """(B or 1, H, M, S)."""
-        shape = (self._batch_size, chunk.num_heads, chunk.stop - chunk.start, chunk.num_keys)
-        return self._memory[: math.prod(shape)].view(shape)
+def _allocate_bias(plan: ChunkPlan, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Memory for the largest chunk's bias, reused by all: allocating new pages costs more than filling them."""
+    batch_size = max(block.batch_size for block in plan.score_blocks)
+    chunks = iter_chunks(query, key, plan.causal, KERNEL_CHUNK)
+    size = max(chunk.num_heads * (chunk.stop - chunk.start) * chunk.num_keys for chunk in chunks)
+    return query.new_empty(batch_size, size, dtype=plan.dtype)
 
 
-def _bias(plan: ChunkPlan, chunk: Chunk, buffer: BiasBuffer) -> torch.Tensor:
+def _bias(plan: ChunkPlan, chunk: Chunk, memory: torch.Tensor) -> torch.Tensor:
     """(B or 1, H, M, S): the sum of the score terms."""
-    bias_BHMS = buffer.view(chunk)
+    shape = (memory.shape[0], chunk.num_heads, chunk.stop - chunk.start, chunk.num_keys)
+    bias_BHMS = memory.view(-1)[: math.prod(shape)].view(shape)
     for index, block in enumerate(plan.score_blocks):
         block.write(bias_BHMS, chunk, overwrite=index == 0)
     return bias_BHMS

@@ -132,7 +132,7 @@ def posenc_attention_forward(
 
 def _stock_attention(
     module: Any,
-    stock: Callable[..., Any],
+    stock: Callable[..., AttentionOutput],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -288,7 +288,8 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, posenc_attention_forward)
 
 
 def schemes_at(seam: str, module: Any, positions: Positions) -> Sequence[ActiveScheme]:
-    return getattr(module.layer_schemes(positions), seam.replace("stock rotation", "stock_rotation"))
+    layer_schemes: LayerSchemes = module.layer_schemes(positions)
+    return getattr(layer_schemes, seam.replace("stock rotation", "stock_rotation"))  # type: ignore[no-any-return]
 
 
 def __getattr__(name: str) -> Any:

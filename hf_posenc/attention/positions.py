@@ -175,7 +175,7 @@ def resolve_positions(
 
 def token_like(inputs: dict[str, Any]) -> torch.Tensor:
     """A tensor with the shape of the token ids, whether ids or embeddings were passed."""
-    input_ids = inputs.get("input_ids")
+    input_ids: torch.Tensor | None = inputs.get("input_ids")
     return input_ids if input_ids is not None else inputs["inputs_embeds"][..., 0]
 
 
@@ -273,4 +273,5 @@ def _key_positions(
     assert is_token_BQ is not None
     assert counts_BQ is not None
     is_token_BQ, shifts_BQ = torch.broadcast_tensors(is_token_BQ, queries_BQ - counts_BQ)
-    return counts_BK + shifts_BQ.gather(1, is_token_BQ.int().argmax(-1, keepdim=True))
+    shift_B1: torch.Tensor = shifts_BQ.gather(1, is_token_BQ.int().argmax(-1, keepdim=True))
+    return counts_BK + shift_B1

@@ -25,7 +25,7 @@ LayerSeams = dict[str, tuple[int, ...]]
 
 def is_tracing() -> bool:
     """Whether this forward pass is being compiled or exported, so no tensor value may be read."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def repeat_key_heads(states_BGKD: torch.Tensor, num_heads: int) -> torch.Tensor:
