@@ -100,7 +100,7 @@ def test_layers(layers: Any, chosen: Any) -> None:
 )
 def test_bad_scalings_are_refused_when_the_model_is_built(scaling: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        tiny.HEADS_OF["llama"](tiny.config("llama", position_scheme={"type": "rope", "scaling": scaling}))
+        tiny.MODEL_CLASSES["llama"](tiny.config("llama", position_scheme={"type": "rope", "scaling": scaling}))
 
 
 def test_layers_out_of_range() -> None:
@@ -186,7 +186,7 @@ def keys_of(scheme: Any) -> set[str]:
 @given(scheme=SCHEMES, architecture=st.sampled_from(["bert", "gpt2", "llama"]))
 def test_every_value_builds_and_runs_or_names_the_offending_key(scheme: Any, architecture: str) -> None:
     try:
-        model = tiny.HEADS_OF[architecture](tiny.config(architecture, position_scheme=scheme)).eval()
+        model = tiny.MODEL_CLASSES[architecture](tiny.config(architecture, position_scheme=scheme)).eval()
     except ValueError as error:
         on_encoder = architecture == "bert" and "cope" in str(scheme) and "causal models only" in str(error)
         assert on_encoder or any(key in str(error) for key in keys_of(scheme)), (scheme, error)

@@ -16,7 +16,7 @@ from hf_posenc.schemes.functional import sinusoids
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES
-from tests.support.oracles import LENGTH, compare, equals_stock_with, tolerance
+from tests.support.oracles import LENGTH, assert_equal_models, assert_equals_stock_with_layers, tolerance
 
 by_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
@@ -45,11 +45,11 @@ def test_kerple_equals_a_loop_over_its_formula(architecture: str, kind: str) -> 
                         rows.append(-p[head] * torch.log(1 + a[head] * distance))
                     else:
                         rows.append(-a[head] * distance ** p[head] if distance else 0 * a[head])
-        layers.append(oracles.Layer(bias=torch.stack(rows).view(1, tiny.HEADS, LENGTH, LENGTH)))
-    with oracles.stock_with(architecture, layers) as stock:
+        layers.append(oracles.LayerOracle(bias=torch.stack(rows).view(1, tiny.HEADS, LENGTH, LENGTH)))
+    with oracles.stock_with_layers(architecture, layers) as stock:
         mask = oracles.causal_mask(architecture, LENGTH).expand(2, -1, -1, -1)
         expected = stock(ids, attention_mask=mask).logits
-        compare(architecture, model, stock, expected, ids, tolerance(architecture))
+        assert_equal_models(model, stock, expected, ids, tolerance(architecture))
     for kernel, (a, p) in zip(kernels, theirs, strict=True):
         for ours, oracle in ((kernel.a, a), (kernel.p, p)):
             scale = tolerance(architecture) * oracle.grad.abs().max().clamp(min=1).item()
@@ -77,11 +77,11 @@ def test_fire_equals_a_plain_mlp(architecture: str) -> None:
         inputs = torch.log(p["rate"] * distances + 1) / torch.log(p["rate"] * reach + 1)
         units = torch.relu(inputs[..., None] * p["inner_weight"] + p["inner_bias"])
         bias = units @ p["outer_weight"].T + p["outer_bias"]
-        layers.append(oracles.Layer(bias=bias.permute(2, 0, 1)[None]))
-    with oracles.stock_with(architecture, layers) as stock:
+        layers.append(oracles.LayerOracle(bias=bias.permute(2, 0, 1)[None]))
+    with oracles.stock_with_layers(architecture, layers) as stock:
         mask = oracles.causal_mask(architecture, LENGTH).expand(2, -1, -1, -1)
         expected = stock(ids, attention_mask=mask).logits
-        compare(architecture, model, stock, expected, ids, tolerance(architecture))
+        assert_equal_models(model, stock, expected, ids, tolerance(architecture))
     for network, p in zip(networks, theirs, strict=True):
         for name, ours in network.named_parameters():
             if name == "outer_bias":  # the same for all keys, which softmax ignores
@@ -121,9 +121,9 @@ def test_sandwich_equals_a_loop_over_its_formula(architecture: str) -> None:
                 product = sum(math.cos((query - key) / 10000 ** (2 * pair / 128)) for pair in range(1, 65))
                 rows.append((product - 64) / (8 * head / tiny.HEADS))
     bias = torch.tensor(rows, dtype=torch.float64).view(1, tiny.HEADS, LENGTH, LENGTH)
-    stock, expected = oracles.with_bias(architecture, ids, bias)
-    compare(architecture, tiny.model(architecture, "sandwich"), stock, expected, ids, tolerance(architecture))
-    _, perturbed = oracles.with_bias(architecture, ids, bias * 1.01)
+    stock, expected = oracles.stock_with_bias(architecture, ids, bias)
+    assert_equal_models(tiny.model(architecture, "sandwich"), stock, expected, ids, tolerance(architecture))
+    _, perturbed = oracles.stock_with_bias(architecture, ids, bias * 1.01)
     assert (perturbed - expected).abs().max() > 1e-4
 
 
@@ -167,8 +167,8 @@ def test_window_equals_stock_with_both_tables_added(architecture: str) -> None:
     assert scheme.windows.shape[0] == 10  # 48 positions in windows of 5
     offsets, windows = (table.detach().clone().requires_grad_() for table in (scheme.offsets, scheme.windows))
     rows = [offsets[position % 5] + windows[position // 5] for position in range(tiny.TRAINED_LENGTH)]
-    stock, expected = oracles.embedded(architecture, ids, torch.stack(rows))
-    compare(architecture, model, stock, expected, ids, tolerance(architecture))
+    stock, expected = oracles.stock_with_embeddings(architecture, ids, torch.stack(rows))
+    assert_equal_models(model, stock, expected, ids, tolerance(architecture))
     if architecture == "llama":  # elsewhere the oracle copies the table into a stock weight, where gradients end
         for parameter, expected_table in ((scheme.offsets, offsets), (scheme.windows, windows)):
             scale = tolerance(architecture) * expected_table.grad.abs().max().item()
@@ -202,11 +202,11 @@ def test_sinusoids_of_any_width_equal_a_loop(width: int) -> None:
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 def test_partial_and_interleaved_rope_equal_the_papers_rotation(architecture: str, share: float, layout: str) -> None:
     ids, turned = tiny.tokens(2, LENGTH), int(8 * share)
-    turn = oracles.complex_turn(LENGTH, 500.0, turned, layout == "interleaved")
+    turn = oracles.complex_rotation(LENGTH, 500.0, turned, layout == "interleaved")
     scheme = {"type": "rope", "theta": 500.0, "layout": layout, "partial_rotary_factor": share}
     # Angles are float32 products, like LLaMA's; the oracle's are float64.
-    layers = [oracles.Layer(turn=turn)] * tiny.LAYERS
-    _, expected = equals_stock_with(architecture, scheme, layers, ids, 2e-5)
+    layers = [oracles.LayerOracle(rotation=turn)] * tiny.LAYERS
+    expected = assert_equals_stock_with_layers(architecture, scheme, layers, ids, 2e-5)
     if turned > 2:  # with two features both layouts are the same
         other = {**scheme, "layout": "halves" if layout == "interleaved" else "interleaved"}
         assert (tiny.model(architecture, other)(ids).logits - expected).abs().max() > 1e-3
@@ -216,7 +216,7 @@ def test_partial_and_interleaved_rope_equal_the_papers_rotation(architecture: st
 def test_xpos_equals_a_loop_over_its_formula(architecture: str) -> None:
     """Rotation, then q times zeta^((i - c) / base) and k divided by the same at j, zeta = (2k + 0.4 d) / (1.4 d)."""
     ids, base, center = tiny.tokens(2, LENGTH), 20.0, tiny.TRAINED_LENGTH // 2
-    rotation = oracles.complex_turn(LENGTH, 10000.0, 8, interleaved=False)
+    rotation = oracles.complex_rotation(LENGTH, 10000.0, 8, interleaved=False)
 
     def decayed(states: torch.Tensor, sign: int) -> torch.Tensor:
         result = rotation(states)
@@ -227,10 +227,12 @@ def test_xpos_equals_a_loop_over_its_formula(architecture: str) -> None:
                     result[:, :, position, feature] = result[:, :, position, feature] * factor
         return result
 
-    layer = oracles.Layer(turn=lambda states: decayed(states, 1), turn_keys=lambda states: decayed(states, -1))
+    layer = oracles.LayerOracle(
+        rotation=lambda states: decayed(states, 1), key_rotation=lambda states: decayed(states, -1)
+    )
     # Angles and factors are float32, like LLaMA's angles; the oracle's are float64.
     scheme = {"type": "xpos", "scale_base": base}
-    _, expected = equals_stock_with(architecture, scheme, [layer] * tiny.LAYERS, ids, 2e-5)
+    expected = assert_equals_stock_with_layers(architecture, scheme, [layer] * tiny.LAYERS, ids, 2e-5)
     assert (tiny.model(architecture, {"type": "rope", "theta": 10000.0})(ids).logits - expected).abs().max() > 1e-3
 
 
@@ -248,8 +250,8 @@ def test_learned_slopes_get_the_gradient_of_the_bias(architecture: str) -> None:
     theirs = ours.detach().clone().requires_grad_()
     positions = torch.arange(LENGTH, dtype=torch.float64)
     bias = -theirs.view(1, -1, 1, 1) * (positions[None, :] - positions[:, None]).abs()
-    stock, expected = oracles.with_bias(architecture, ids, bias)
-    compare(architecture, model, stock, expected, ids, tolerance(architecture))
+    stock, expected = oracles.stock_with_bias(architecture, ids, bias)
+    assert_equal_models(model, stock, expected, ids, tolerance(architecture))
     torch.testing.assert_close(
         ours.grad, theirs.grad, rtol=0, atol=tolerance(architecture) * theirs.grad.abs().max().item()
     )

@@ -230,7 +230,7 @@ NO_EFFECT, STOCK_TABLES = ("cls_row",), ("wpe.weight", "position_embeddings.weig
 def stock_with_attention(architecture: str, attention: Callable[..., Any]) -> Iterator[Any]:
     """The stock model with its positions zeroed and a custom attention function."""
     ALL_ATTENTION_FUNCTIONS.register("by formula", attention)
-    model = oracles.silent_stock(architecture)
+    model = oracles.stock_without_positions(architecture)
     model.config._attn_implementation = "by formula"
     try:
         yield model
@@ -276,7 +276,7 @@ def test_equals_the_formula_pair_by_pair(case: str, architecture: str) -> None:
     padding[1, -PADDED:] = 0
     visible = padding[:, None, None, :].bool().expand(-1, 1, LENGTH, -1)
     with stock_with_attention(architecture, attention) as stock:
-        expected = stock(ids, attention_mask=tiny.additive(visible.tril() if causal else visible)).logits
+        expected = stock(ids, attention_mask=tiny.additive_mask(visible.tril() if causal else visible)).logits
         expected_gradients = oracles.gradients(stock, expected)
     assert seen_layers == list(range(tiny.LAYERS))
     actual = model(ids, attention_mask=padding).logits

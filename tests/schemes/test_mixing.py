@@ -96,7 +96,7 @@ def check_against_plain_computation(architecture: str, position_scheme: Any) -> 
     model, ids, padding = tiny.model(architecture, position_scheme), tiny.tokens(2, LENGTH), torch.ones(2, LENGTH)
     padding[1, -3:] = 0
     lengths = [LENGTH, LENGTH - 3]
-    stock, schemes = oracles.silent_stock(architecture), list(model.base_model.position_scheme)
+    stock, schemes = oracles.stock_without_positions(architecture), list(model.base_model.position_scheme)
     leaves: dict[str, torch.Tensor] = {}
 
     def leaf(name: str) -> torch.Tensor:
@@ -183,7 +183,7 @@ def test_mixes_start_bit_identical_to_the_sum(architecture: str, name: str, mix:
 @pytest.mark.parametrize("size", [10, 40])
 def test_concat_of_another_width_starts_with_the_features_that_fit(size: int) -> None:
     scheme, ids = {"type": "sinusoidal", "mix": "concat", "position_size": size}, tiny.tokens(2, LENGTH)
-    model, stock = freshly_initialized("gpt2", scheme, torch.float64), oracles.silent_stock("gpt2")
+    model, stock = freshly_initialized("gpt2", scheme, torch.float64), oracles.stock_without_positions("gpt2")
     expected = stock.get_input_embeddings()(ids).clone()
     for token in range(LENGTH):
         for feature in range(min(size, WIDTH)):

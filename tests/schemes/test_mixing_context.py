@@ -97,9 +97,9 @@ def test_cached_steps_equal_the_full_forward(architecture: str, cache_type: str,
     for start, stop in itertools.pairwise(cuts):
         inputs = {"attention_mask": mask[:, :stop]} if padded else {}
         step = logits(model, ids[:, start:stop], past_key_values=cache, **inputs)
-        torch.testing.assert_close(step[1], full[1, start:stop], **tiny.same(architecture))
+        torch.testing.assert_close(step[1], full[1, start:stop], **tiny.tolerances(architecture))
         first = max(padded, start)
-        torch.testing.assert_close(step[0, first - start :], full[0, first:stop], **tiny.same(architecture))
+        torch.testing.assert_close(step[0, first - start :], full[0, first:stop], **tiny.tolerances(architecture))
     assert len(cache.layers) == tiny.LAYERS + 1
     last, inputs = tiny.tokens(2, 1, seed=1), {"attention_mask": torch.cat([mask, mask[:, -1:]], 1)}
     expected = logits(model, torch.cat([ids, last], 1), use_cache=False, **inputs)[:, -1:]
@@ -136,7 +136,7 @@ def test_beam_search_equals_the_same_without_a_cache(
     actual = generate(use_cache=True, cache_implementation=None if cache_type == "dynamic" else "static")
     assert any(order != sorted(order) for order in orders)
     assert torch.equal(actual.sequences, expected.sequences)
-    torch.testing.assert_close(actual.sequences_scores, expected.sequences_scores, **tiny.same(architecture))
+    torch.testing.assert_close(actual.sequences_scores, expected.sequences_scores, **tiny.tolerances(architecture))
 
     def reorder_keys_only(cache: Any, beams: torch.Tensor) -> None:
         for layer in cache.layers[: tiny.LAYERS]:
@@ -156,7 +156,7 @@ def test_caches_can_be_cropped_and_repeated(architecture: str) -> None:
     cache.batch_repeat_interleave(2)
     actual = logits(model, others, past_key_values=cache)
     rows = torch.cat([ids[:, :5].repeat_interleave(2, 0), others], 1)
-    torch.testing.assert_close(actual, logits(model, rows, use_cache=False)[:, 5:], **tiny.same(architecture))
+    torch.testing.assert_close(actual, logits(model, rows, use_cache=False)[:, 5:], **tiny.tolerances(architecture))
 
 
 @by_decoder
@@ -167,7 +167,7 @@ def test_static_caches_can_be_reset(architecture: str) -> None:
     cache.reset()
     steps = [logits(model, chunk, past_key_values=cache) for chunk in others.split([3, 1, 2], 1)]
     expected = logits(model, others, use_cache=False)
-    torch.testing.assert_close(torch.cat(steps, 1), expected, **tiny.same(architecture))
+    torch.testing.assert_close(torch.cat(steps, 1), expected, **tiny.tolerances(architecture))
 
 
 @by_decoder
@@ -213,7 +213,7 @@ def test_4d_masks_limit_the_context(architecture: str, backend: str) -> None:
     model.set_attn_implementation(backend)
     visible = torch.block_diag(torch.ones(4, 4), torch.ones(6, 6)).bool()
     visible = visible if architecture == "bert" else visible.tril()
-    mask = visible[None, None] if backend == "sdpa" else tiny.additive(visible[None, None])
+    mask = visible[None, None] if backend == "sdpa" else tiny.additive_mask(visible[None, None])
     changed = ids.clone()
     changed[0, 1] = 3 + (changed[0, 1] - 2) % (tiny.VOCABULARY - 3)
     original, after_change = (logits(model, row, attention_mask=mask, use_cache=False) for row in (ids, changed))

@@ -110,11 +110,11 @@ PAPER_CASES = [(name, scheme) for scheme in PAPER for name in ("gpt2", "llama") 
 def test_paper_initialization_has_an_effect(architecture: str, scheme: Any) -> None:
     ids = tiny.tokens(2, 14)
     torch.manual_seed(0)
-    model = tiny.HEADS_OF[architecture](tiny.config(architecture, position_scheme=scheme)).eval()
+    model = tiny.MODEL_CLASSES[architecture](tiny.config(architecture, position_scheme=scheme)).eval()
     parameters = [parameter for name, parameter in model.named_parameters() if "position_scheme" in name]
     assert all(parameter.isfinite().all() for parameter in parameters)
     neutral = {**scheme, "init": "neutral"}
-    baseline = tiny.HEADS_OF[architecture](tiny.config(architecture, position_scheme=neutral)).eval()
+    baseline = tiny.MODEL_CLASSES[architecture](tiny.config(architecture, position_scheme=neutral)).eval()
     others = {name: value for name, value in model.state_dict().items() if "position_scheme" not in name}
     assert not baseline.load_state_dict(others, strict=False).unexpected_keys
     with torch.no_grad():

@@ -196,23 +196,4 @@ def assert_equals_stock_with_layers(
     return expected
 
 
-# Former names, for tests that have not moved yet.
-silent_stock, with_bias, embedded, stock_with = (
-    stock_without_positions,
-    stock_with_bias,
-    stock_with_embeddings,
-    stock_with_layers,
-)
-llama_turn, complex_turn = llama_rotation, complex_rotation
-
-
-def Layer(turn: Any = None, bias: Any = None, turn_keys: Any = None) -> LayerOracle:
-    return LayerOracle(turn, bias, turn_keys)
-
-
-def compare(architecture: str, *arguments: Any) -> None:
-    assert_equal_models(*arguments)
-
-
-def equals_stock_with(architecture: str, scheme: Any, *arguments: Any) -> tuple[Any, torch.Tensor]:
-    return None, assert_equals_stock_with_layers(architecture, scheme, *arguments)
+complex_turn = complex_rotation  # former name
