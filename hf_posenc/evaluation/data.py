@@ -105,30 +105,28 @@ class SpecialTokens:
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Windows of `length` tokens. `first_new` is the position in each from which tokens are not in earlier windows."""
+    """Windows of `length` tokens, starting every `step` tokens of the text."""
 
     token_ids: torch.Tensor
     special_tokens: SpecialTokens
     length: int
-    starts: tuple[int, ...]
-    first_new: tuple[int, ...]
+    step: int
 
     @property
     def text_length(self) -> int:
         return self.length - len(self.special_tokens)
 
-    @property
+    def __len__(self) -> int:
+        return (len(self.token_ids) - self.text_length) // self.step + 1
+
     def segments(self) -> torch.Tensor:
         """Index of each window's text segment: overlapping windows are not independent and share one."""
-        return torch.tensor([start // self.text_length for start in self.starts])
-
-    def __len__(self) -> int:
-        return len(self.starts)
+        return torch.arange(len(self)) * self.step // self.text_length
 
     def input_ids(self, indices: Sequence[int]) -> torch.Tensor:
         """Token ids with special tokens, (B, N)."""
         prefix, suffix = (torch.tensor(ids) for ids in (self.special_tokens.prefix, self.special_tokens.suffix))
-        texts = [self.token_ids[self.starts[index] :][: self.text_length] for index in indices]
+        texts = [self.token_ids[index * self.step :][: self.text_length] for index in indices]
         return torch.stack([torch.cat([prefix.long(), text, suffix.long()]) for text in texts])
 
     def text_mask(self) -> torch.Tensor:
@@ -139,8 +137,9 @@ class Windows:
 
     def new_tokens(self, indices: Sequence[int]) -> torch.Tensor:
         """True at tokens that a causal model scores, (B, N): not in an earlier window, and not the very first token."""
-        first_new_B1 = torch.tensor([max(self.first_new[index], 1) for index in indices])[:, None]
-        return torch.arange(self.length) >= first_new_B1
+        overlap_B = (torch.tensor(indices) > 0) * (self.text_length - self.step)
+        first_new_B = (len(self.special_tokens.prefix) + overlap_B).clamp(min=1)
+        return torch.arange(self.length) >= first_new_B[:, None]
 
 
 def split_windows(
@@ -153,16 +152,12 @@ def split_windows(
             f"A window of {length} tokens has no room for text besides {len(special_tokens)} special tokens: "
             "use a longer window"
         )
-    step = text_length if stride is None else min(stride, text_length)
-    starts = tuple(range(0, len(token_ids) - text_length + 1, step))
-    if not starts:
+    if len(token_ids) < text_length:
         raise EvaluationStopped(
             f"The text has {len(token_ids):,} tokens, too few for a window of {length:,}: use more text or a higher "
             "max_tokens"
         )
-    prefix_length = len(special_tokens.prefix)
-    first_new = tuple(prefix_length + (text_length - step if start else 0) for start in starts)
-    return Windows(token_ids, special_tokens, length, starts, first_new)
+    return Windows(token_ids, special_tokens, length, min(stride or text_length, text_length))
 
 
 def choose_masked(candidates_N: torch.Tensor, probability: float, seed: int, index: int) -> torch.Tensor:

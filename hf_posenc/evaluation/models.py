@@ -89,18 +89,33 @@ class Candidate:
             return None
 
     @contextlib.contextmanager
-    def load(self, dtype: str | None, device: torch.device, revision: str | None) -> Iterator[PreTrainedModel]:
+    def load(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        token_ids: torch.Tensor,
+        dtype: str | None,
+        device: torch.device,
+        revision: str | None,
+    ) -> Iterator[EvaluatedModel]:
         """The model in eval mode. A live model stays on its device, and returns to its former mode afterwards."""
         if isinstance(self.source, str):
-            yield self._from_pretrained(dtype, revision).to(device).eval()
-            return
-        if dtype is not None:
+            model = self._from_pretrained(dtype, revision).to(device)
+        elif dtype is None:
+            model = self.source
+        else:
             raise PosEncError("Live models are evaluated in their own dtype: remove dtype, or pass a checkpoint")
-        was_training = self.source.training
+        largest, vocab_size = int(token_ids.max()), int(model.config.vocab_size)
+        if largest >= vocab_size:
+            raise PosEncError(
+                f"The text contains token id {largest}, but {self.name} has a vocabulary of {vocab_size}: does the "
+                "tokenizer belong to this model?"
+            )
+        special_tokens = SpecialTokens.from_tokenizer(tokenizer, self.task is Task.CAUSAL_LM)
+        was_training = model.training
         try:
-            yield self.source.eval()
+            yield EvaluatedModel(self.name, model.eval(), tokenizer, self.task, token_ids, special_tokens)
         finally:
-            self.source.train(was_training)
+            model.train(was_training)
 
     def _from_pretrained(self, dtype: str | None, revision: str | None) -> PreTrainedModel:
         try:
@@ -188,14 +203,6 @@ class EvaluatedModel:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-    def check_vocabulary(self) -> None:
-        largest, vocab_size = int(self.token_ids.max()), int(self.model.config.vocab_size)
-        if largest >= vocab_size:
-            raise PosEncError(
-                f"The text contains token id {largest}, but {self.name} has a vocabulary of {vocab_size}: does the "
-                "tokenizer belong to this model?"
-            )
 
     def fingerprint(self) -> str:
         """Identifies the weights and the position scheme by a few values of every parameter."""

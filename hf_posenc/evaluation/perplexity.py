@@ -50,7 +50,7 @@ def evaluate_perplexity(
     description = f"{model.name}: perplexity at {length} tokens"
     results = group.map_batches(bin_losses, len(windows), settings.batch_size(length), description)
     sums_WK, counts_WK = (torch.stack(rows) for rows in zip(*results, strict=True))
-    segments_W = windows.segments
+    segments_W = windows.segments()
     zeros_SK = torch.zeros(int(segments_W.max()) + 1, num_bins, dtype=torch.float64)
     sums_SK, counts_SK = (zeros_SK.index_add(0, segments_W, values_WK) for values_WK in (sums_WK, counts_WK))
     sums_S, counts_S = sums_SK.sum(1), counts_SK.sum(1)

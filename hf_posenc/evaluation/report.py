@@ -103,17 +103,9 @@ class EvaluationReport:
                     writer.writerows(_csv_rows(metric, result))
 
     def save_length_curve(self, directory: str | Path, model: str | None = None) -> Path:
-        """Write `length_curve.json` to a model's directory, where the model card picks it up.
+        """Write `length_curve.json` to an existing model directory, where the model card picks it up.
 
-        Args:
-            directory: An existing model directory.
-            model: Name of the model; may be omitted if there is only one.
-
-        Returns:
-            The path of the file.
-
-        Raises:
-            PosEncError: If the model is ambiguous or the directory does not exist.
+        The model may be omitted if there is only one. Returns the path of the file.
         """
         if model is None and len(self.models) != 1:
             raise PosEncError(f"Choose the model of the length curve: one of {list(self.models)}")
@@ -125,19 +117,16 @@ class EvaluationReport:
 
     def __str__(self) -> str:
         notes = _Notes()
-        paragraphs = []
-        if self.perplexity:
-            paragraphs.append(self._perplexity_table(notes))
-            if not self.is_comparable():
-                paragraphs.append("Perplexities are not comparable: the models tokenize the text differently.")
-        if self.passkey:
-            paragraphs.append(_table("Passkey accuracy by depth", self.passkey, _passkey_cells, notes))
-        if self.order:
-            title = "Loss increase when the context is shuffled (nats per token)"
-            paragraphs.append(_table(title, self.order, _order_cells, notes))
-        if self.similarity:
-            paragraphs.append(_table("Similarity of embeddings", self.similarity, _similarity_cells, notes))
-        paragraphs.extend(f"[{number}] {text}" for number, text in enumerate(notes.values(), 1))
+        paragraphs = [self._perplexity_table(notes)] if self.perplexity else []
+        if not self.is_comparable():
+            paragraphs.append("Perplexities are not comparable: the models tokenize the text differently.")
+        tables: tuple[tuple[str, Sequence[Result], Callable[..., Mapping[str, str]]], ...] = (
+            ("Passkey accuracy by depth", self.passkey, _passkey_cells),
+            ("Loss increase when the context is shuffled (nats per token)", self.order, _order_cells),
+            ("Similarity of embeddings", self.similarity, _similarity_cells),
+        )
+        paragraphs += [_table(title, results, cells, notes) for title, results, cells in tables if results]
+        paragraphs += [f"[{number}] {text}" for number, text in enumerate(notes.values(), 1)]
         return "\n\n".join(paragraphs)
 
     def _perplexity_table(self, notes: _Notes) -> str:

@@ -104,6 +104,15 @@ class Stopped:
 
 
 @dataclasses.dataclass(frozen=True)
+class BaseResult:
+    """What every result has: the model's name, the window length, and why there is no value if there is none."""
+
+    model: str
+    length: int
+    stopped: Stopped | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class PositionResult:
     """Perplexity of the tokens at positions `start` to `end` (exclusive) of their windows."""
 
@@ -114,25 +123,15 @@ class PositionResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class PerplexityResult:
-    """Perplexity of a model on windows of one length.
+class PerplexityResult(BaseResult):
+    """Perplexity on windows of one length, overall and by position.
 
     Attributes:
-        model: Name of the model.
-        length: Window length in tokens.
-        stopped: Why there is no perplexity, if there is none.
-        perplexity: Perplexity over all scored tokens.
-        num_tokens: Number of scored tokens.
-        num_windows: Number of windows.
-        positions: Perplexity by position within the window.
         segment_losses: Total loss of each text segment in nats, to compare models segment by segment.
         segment_tokens: Scored tokens of each text segment.
         text_hash: Hash of the token ids. Perplexities over different tokens are not comparable.
     """
 
-    model: str
-    length: int
-    stopped: Stopped | None = None
     perplexity: Estimate | None = None
     num_tokens: int = 0
     num_windows: int = 0
@@ -144,11 +143,9 @@ class PerplexityResult:
 
 @dataclasses.dataclass(frozen=True)
 class DepthResult:
-    """Passkey trials at one depth.
+    """Passkey trials at one depth, from 0 (start of the text) to 1 (end).
 
     Attributes:
-        depth: Where the key was hidden: 0 is the start of the text, 1 its end.
-        num_trials: Number of trials.
         accuracy: Fraction of keys that greedy decoding reproduces exactly.
         preference: Fraction of trials in which the model prefers the key to a random one; 0.5 is chance.
         rank: Geometric mean rank of the key's tokens in the vocabulary; 1 is the model's first choice.
@@ -164,26 +161,16 @@ class DepthResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class PasskeyResult:
-    """Passkey retrieval at one length, by depth. `key_type` is "numbers", or "tokens" if the tokenizer lacks digits."""
+class PasskeyResult(BaseResult):
+    """Passkey retrieval by depth. `key_type` is "numbers", or "tokens" if the tokenizer cannot represent numbers."""
 
-    model: str
-    length: int
-    stopped: Stopped | None = None
     depths: tuple[DepthResult, ...] = ()
     key_type: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShuffleResult:
-    """Loss when context tokens are shuffled within blocks.
-
-    Attributes:
-        block_size: Size of the blocks; None for the whole window.
-        loss: Loss with the context in order, in nats per token.
-        loss_increase: How much shuffling adds to it.
-        num_tokens: Number of scored tokens.
-    """
+    """Loss in nats per token, and its increase when context tokens are shuffled in blocks (None: the whole window)."""
 
     block_size: int | None
     loss: Estimate
@@ -192,33 +179,22 @@ class ShuffleResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class OrderResult:
-    """Sensitivity to token order at one length, by block size."""
+class OrderResult(BaseResult):
+    """Sensitivity to token order, by block size."""
 
-    model: str
-    length: int
-    stopped: Stopped | None = None
     shuffles: tuple[ShuffleResult, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class SimilarityResult:
+class SimilarityResult(BaseResult):
     """Similarity of mean-pooled embeddings to those of a reference model.
 
     Attributes:
-        model: Name of the model.
-        length: Window length in tokens.
-        stopped: Why there is no similarity, if there is none.
-        reference: Name of the reference model.
         cosine: Mean cosine similarity of the two embeddings of each window.
         correlation: Correlation of all pairwise similarities between windows under both models. Unlike the cosine, it
             does not change if one embedding space is rotated.
-        num_windows: Number of windows.
     """
 
-    model: str
-    length: int
-    stopped: Stopped | None = None
     reference: str = ""
     cosine: Estimate | None = None
     correlation: float | None = None

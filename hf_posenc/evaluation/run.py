@@ -12,7 +12,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..errors import PosEncError
-from .data import SpecialTokens, TextData, load_token_ids, text_hash
+from .data import TextData, load_token_ids, text_hash
 from .distributed import ProcessGroup
 from .models import Candidate, EvaluatedModel, ModelSource, Task, list_candidates
 from .passkey import evaluate_passkey
@@ -21,6 +21,13 @@ from .report import EvaluationReport
 from .results import METRICS, EvaluationStopped, Result, Stopped, result_from_dict
 from .settings import DEFAULT_LENGTHS, EvaluationSettings, is_relative, resolve_lengths, resolve_trained_length
 from .similarity import evaluate_similarity
+
+METRIC_FUNCTIONS: dict[str, Callable[..., Result]] = {
+    "perplexity": evaluate_perplexity,
+    "passkey": evaluate_passkey,
+    "order": evaluate_order,
+    "similarity": evaluate_similarity,
+}
 
 
 def evaluate(
@@ -86,26 +93,18 @@ def evaluate(
 
     @contextlib.contextmanager
     def load(candidate: Candidate) -> Iterator[EvaluatedModel]:
-        own_tokenizer = tokenizer or candidate.load_tokenizer(revision)
-        token_ids = load_token_ids(data, own_tokenizer, options.max_tokens, split, text_column)
-        special_tokens = SpecialTokens.from_tokenizer(own_tokenizer, candidate.task is Task.CAUSAL_LM)
-        with candidate.load(options.dtype, group.device, revision) as loaded:
-            model = EvaluatedModel(candidate.name, loaded, own_tokenizer, candidate.task, token_ids, special_tokens)
-            model.check_vocabulary()
+        model_tokenizer = tokenizer or candidate.load_tokenizer(revision)
+        token_ids = load_token_ids(data, model_tokenizer, options.max_tokens, split, text_column)
+        with candidate.load(model_tokenizer, token_ids, options.dtype, group.device, revision) as model:
             yield model
 
     results: dict[str, list[Result]] = {metric: [] for metric in selected}
     with contextlib.ExitStack() as stack:
-        functions: dict[str, Callable[..., Result]] = {
-            "perplexity": evaluate_perplexity,
-            "passkey": evaluate_passkey,
-            "order": evaluate_order,
-        }
-        identity = {metric: options.for_metric(metric) for metric in selected}
+        functions, identity = dict(METRIC_FUNCTIONS), {metric: options.for_metric(metric) for metric in selected}
         if "similarity" in selected:
-            named = {"reference": reference} if reference is not None else None
-            first = list_candidates(named, options.task, revision)[0] if named else candidates[0]
-            reference_model = stack.enter_context(load(first))
+            named = {} if reference is None else {"reference": reference}
+            choices = list_candidates(named, options.task, revision) if named else candidates
+            reference_model = stack.enter_context(load(choices[0]))
             functions["similarity"] = functools.partial(evaluate_similarity, reference=reference_model)
             identity["similarity"]["reference"] = reference_model.fingerprint()
         for metric in selected:
@@ -117,8 +116,8 @@ def evaluate(
                     for length in num_tokens:
                         compute = functools.partial(functions[metric], model, length, options, group)
                         results[metric].append(_evaluate_or_resume(metric, model, length, compute, store))
-    records = {metric: tuple(values) for metric, values in results.items()}
-    return EvaluationReport(tuple(configs), base_length, options.confidence, group.world_size, **records)  # type: ignore[arg-type]
+    report = EvaluationReport(tuple(configs), base_length, options.confidence, group.world_size)
+    return dataclasses.replace(report, **{metric: tuple(values) for metric, values in results.items()})
 
 
 def _select_metrics(requested: Sequence[str]) -> list[str]:
@@ -155,19 +154,16 @@ class ResultStore:
         if path is not None and path.is_dir():
             raise PosEncError(f"{path} is a directory: name a file for the results, such as {path / 'eval.json'}")
         self.path = path
-        self.group = group
+        self.is_writer = path is not None and group.is_main_process
         self.contents: dict[str, dict] = {"settings": {}, "models": {}, "results": {}}
-        read = path is not None and group.is_main_process and not restart and path.is_file()
-        text = group.broadcast(path.read_text(encoding="utf-8") if path is not None and read else None)
-        if text is not None:
-            self.contents = self._parse(text)
-
-    def _parse(self, text: str) -> dict[str, dict]:
-        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
-            contents = json.loads(text)
-            if all(isinstance(contents[section], dict) for section in self.contents):
-                return contents
-        raise PosEncError(f"{self.path} exists but does not contain evaluation results: use another file")
+        text = path.read_text(encoding="utf-8") if path and self.is_writer and path.is_file() and not restart else None
+        text = group.broadcast(text)
+        if text is None:
+            return
+        try:
+            self.contents = {section: dict(json.loads(text)[section]) for section in self.contents}
+        except (ValueError, KeyError, TypeError):
+            raise PosEncError(f"{path} exists but does not contain evaluation results: use another file") from None
 
     def check(self, section: str, name: str, expected: Mapping[str, object]) -> None:
         """Refuse to mix results of different settings, models or texts."""
@@ -191,7 +187,7 @@ class ResultStore:
 
     def add(self, metric: str, result: Result) -> None:
         self.contents["results"].setdefault(metric, []).append(json.loads(json.dumps(dataclasses.asdict(result))))
-        if self.path is None or not self.group.is_main_process:
+        if self.path is None or not self.is_writer:
             return
         temporary = self.path.with_name(f"{self.path.name}.tmp")
         try:

@@ -194,7 +194,7 @@ def test_intervals_shrink_with_more_text() -> None:
     [
         ("gpt2", None, 48),
         ("bert", None, 48),
-        pytest.param("gpt2", {"type": "learned", "max_positions": 60, "extend": "tile"}, 60, marks=pytest.mark.slow),
+        ("gpt2", {"type": "learned", "max_positions": 60, "extend": "tile"}, 60),
         pytest.param("gpt2", "learned", 48, marks=pytest.mark.slow),
         pytest.param("bert", "tupe", 48, marks=pytest.mark.slow),
     ],

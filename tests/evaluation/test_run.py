@@ -58,7 +58,7 @@ def run(workspace: dict[str, str], **changes: Any) -> EvaluationReport:
 
 def test_an_interrupted_evaluation_resumes(workspace: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     uninterrupted = run(workspace, results_path=None)
-    original, finished = run_module.evaluate_perplexity, []
+    original, finished = run_module.METRIC_FUNCTIONS["perplexity"], []
 
     def interrupt(model: EvaluatedModel, length: int, *rest: Any) -> Any:
         if len(finished) == 4:
@@ -66,12 +66,12 @@ def test_an_interrupted_evaluation_resumes(workspace: dict[str, str], monkeypatc
         finished.append((model.name, length))
         return original(model, length, *rest)
 
-    monkeypatch.setattr(run_module, "evaluate_perplexity", interrupt)
+    monkeypatch.setitem(run_module.METRIC_FUNCTIONS, "perplexity", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(workspace)
     saved = json.loads(Path(workspace["results"]).read_text())["results"]["perplexity"]
     assert [(record["model"], record["length"]) for record in saved] == finished
-    monkeypatch.setattr(run_module, "evaluate_perplexity", original)
+    monkeypatch.setitem(run_module.METRIC_FUNCTIONS, "perplexity", original)
     shapes = record_forward_passes(monkeypatch)
     assert run(workspace) == uninterrupted
     assert shapes
@@ -110,18 +110,18 @@ def test_results_of_another_evaluation_are_not_mixed_in(
 
 
 def test_out_of_memory_is_tried_again(workspace: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    original = run_module.evaluate_perplexity
+    original = run_module.METRIC_FUNCTIONS["perplexity"]
 
     def out_of_memory(model: EvaluatedModel, length: int, *rest: Any) -> Any:
         if length == 24:
             raise EvaluationStopped("out of memory", permanent=False)
         return original(model, length, *rest)
 
-    monkeypatch.setattr(run_module, "evaluate_perplexity", out_of_memory)
+    monkeypatch.setitem(run_module.METRIC_FUNCTIONS, "perplexity", out_of_memory)
     first = run(workspace)
     stopped = [result.length for result in first.perplexity if result.stopped and "memory" in result.stopped.reason]
     assert stopped == [24, 24]
-    monkeypatch.setattr(run_module, "evaluate_perplexity", original)
+    monkeypatch.setitem(run_module.METRIC_FUNCTIONS, "perplexity", original)
     second = run(workspace)
     assert [(result.model, result.length) for result in second.perplexity if result.stopped] == [("stock", 96)]
 
