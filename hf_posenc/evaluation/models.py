@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -48,19 +48,19 @@ class Task(enum.Enum):
     FEATURE_EXTRACTION = "feature-extraction"
 
     @classmethod
-    def resolve(cls, requested: str | None, class_names: Iterable[str]) -> Task:
+    def resolve(cls, requested: str | None, class_names: Sequence[str]) -> Task:
         tasks = {task.value: task for task in cls}
-        if requested is not None and requested not in tasks:
-            raise PosEncError(f"Unknown task {requested!r}; expected one of {list(tasks)}")
         if requested is not None:
+            if requested not in tasks:
+                raise PosEncError(f"Unknown task {requested!r}; expected one of {list(tasks)}")
             return tasks[requested]
-        for name in class_names:
-            if name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-                return cls.CAUSAL_LM
-            if name in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
-                return cls.MASKED_LM
-            if name in modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.values():
-                return cls.MASKED_LM
+        for task, names in (
+            (cls.CAUSAL_LM, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+            (cls.MASKED_LM, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+            (cls.MASKED_LM, modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES),
+        ):
+            if not set(class_names).isdisjoint(names.values()):
+                return task
         return cls.FEATURE_EXTRACTION
 
 

@@ -3,6 +3,8 @@
 Greedy decoding reproduces the key exactly if each of its tokens is the model's first choice after those before it, so
 one forward pass over the text and the key decides. Small models rarely get there; whether they prefer the key to a
 random one, and its rank, show what they retain.
+
+Shapes: B trials in a batch, N tokens in a trial, K tokens in a key, P key tokens in a batch, V vocabulary entries.
 """
 
 from __future__ import annotations
@@ -133,36 +135,27 @@ def evaluate_passkey(
 
 def run_trials(model: EvaluatedModel, trials: list[PasskeyTrial]) -> list[TrialOutcome]:
     """Score trials of equal length in one forward pass."""
-    input_ids_BN = torch.tensor([trial.input_ids for trial in trials])
-    sizes = [len(trial.key) for trial in trials]
+    input_ids_BN, sizes = torch.tensor([trial.input_ids for trial in trials]), [len(trial.key) for trial in trials]
     length = input_ids_BN.shape[1]
     scored_BN = torch.arange(length) >= length - torch.tensor(sizes)[:, None]
     log_probs_PV = torch.cat([chunk_PV.cpu() for chunk_PV in model.log_probs(input_ids_BN, scored_BN)])
-    # Tokens after the divergence are ignored, so a shorter distractor may be padded with anything.
-    distractors = [(trial.distractor + trial.key)[: len(trial.key)] for trial in trials]
-    key_P1 = input_ids_BN[scored_BN][:, None]
-    distractor_P1 = torch.tensor([token for ids in distractors for token in ids])[:, None]
-    key_log_prob_P1, distractor_log_prob_P1 = log_probs_PV.gather(-1, key_P1), log_probs_PV.gather(-1, distractor_P1)
-    # Ties take the middle rank: a model that predicts everything alike gets the rank of chance.
-    num_better_P, num_equal_P = (log_probs_PV > key_log_prob_P1).sum(-1), (log_probs_PV == key_log_prob_P1).sum(-1)
-    columns = (
-        log_probs_PV.argmax(-1) == key_P1[:, 0],
-        (key_log_prob_P1 >= distractor_log_prob_P1)[:, 0] / 2 + (key_log_prob_P1 > distractor_log_prob_P1)[:, 0] / 2,
-        (num_better_P + (num_equal_P + 1) / 2).log(),
-        key_log_prob_P1[:, 0],
-    )
-    return [
-        TrialOutcome(
-            exact_match=bool(correct_P.all()),
-            preferred=preferred_P[trial.divergence].item(),
-            log_rank_sum=log_rank_P.sum().item(),
-            log_prob_sum=log_prob_P.sum().item(),
-            num_tokens=len(trial.key),
+    outcomes = []
+    for trial, log_probs_KV in zip(trials, log_probs_PV.split(sizes), strict=True):
+        key_K, fork = torch.tensor(trial.key), trial.divergence
+        key_log_probs_K1 = log_probs_KV.gather(-1, key_K[:, None])
+        # Ties take the middle rank: a model that predicts everything alike gets the rank of chance.
+        rank_K = (log_probs_KV > key_log_probs_K1).sum(-1) + ((log_probs_KV == key_log_probs_K1).sum(-1) + 1) / 2
+        key_log_prob, other_log_prob = log_probs_KV[fork, [trial.key[fork], trial.distractor[fork]]].tolist()
+        outcomes.append(
+            TrialOutcome(
+                exact_match=torch.equal(log_probs_KV.argmax(-1), key_K),
+                preferred=0.5 if key_log_prob == other_log_prob else float(key_log_prob > other_log_prob),
+                log_rank_sum=rank_K.log().sum().item(),
+                log_prob_sum=key_log_probs_K1.sum().item(),
+                num_tokens=len(key_K),
+            )
         )
-        for trial, correct_P, preferred_P, log_rank_P, log_prob_P in zip(
-            trials, *(column.split(sizes) for column in columns), strict=True
-        )
-    ]
+    return outcomes
 
 
 def _summarize(depth: float, outcomes: list[TrialOutcome], confidence: float) -> DepthResult:

@@ -8,6 +8,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -116,8 +117,8 @@ def evaluate(
                     for length in num_tokens:
                         compute = functools.partial(functions[metric], model, length, options, group)
                         results[metric].append(_evaluate_or_resume(metric, model, length, compute, store))
-    report = EvaluationReport(tuple(configs), base_length, options.confidence, group.world_size)
-    return dataclasses.replace(report, **{metric: tuple(values) for metric, values in results.items()})
+    by_metric: dict[str, Any] = {metric: tuple(values) for metric, values in results.items()}
+    return EvaluationReport(tuple(configs), base_length, options.confidence, group.world_size, **by_metric)
 
 
 def _select_metrics(requested: Sequence[str]) -> list[str]:
