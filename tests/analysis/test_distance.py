@@ -80,10 +80,13 @@ def test_bias_is_read_from_the_given_layer() -> None:
 
 def test_bias_that_depends_on_the_query_position() -> None:
     subject = model("gpt2", "fire")
-    network = subject.transformer.h[0].attn.position_scheme["0"]
+    params = dict(subject.transformer.h[0].attn.position_scheme["0"].named_parameters())
     bias = analysis.bias_by_distance(subject, 12, query=7)
     assert (bias.query, bias.distances.tolist()) == (7, list(range(-7, 1)))
-    assert_close(bias.values, network(bias.distances[None, None], torch.tensor([[7]]), torch.float64)[0, :, 0])
+    rate, reach = params["rate"], params["length"].clamp(min=7)
+    relative = torch.log1p(rate * bias.distances.abs()) / torch.log1p(rate * reach)
+    hidden = torch.relu(params["inner_weight"][:, None] * relative + params["inner_bias"][:, None])
+    assert_close(bias.values, params["outer_weight"] @ hidden + params["outer_bias"][:, None])
     assert analysis.bias_by_distance(subject, 12).query == 11
     with pytest.raises(PosEncError, match="from 0 to 11"):
         analysis.bias_by_distance(subject, 12, query=12)
