@@ -15,8 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from ..schemes.inputs import repeat_key_heads
-from ..schemes.terms import DistanceBias, DistanceTable, KeyTerm, QueryTerm, Separable, Term
+from ..schemes import DistanceBias, DistanceTable, KeyTerm, QueryTerm, Separable, Term, repeat_key_heads
 from .bands import DistanceVectors, SkewedTile, Tile, iter_tiles, skew
 from .call import AttentionCall, iter_head_slices, slice_heads
 from .dense import strided_bias

@@ -13,7 +13,7 @@ from transformers import Cache
 from transformers.utils import ModelOutput
 
 from ..errors import PosEncError
-from ..schemes.inputs import Positions, is_tracing
+from ..schemes import Positions, is_tracing
 from .masks import PositionOrder
 
 

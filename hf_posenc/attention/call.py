@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ..schemes.inputs import Content, Positions
-from ..schemes.terms import DistanceTable, Term
+from ..schemes import Content, DistanceTable, Positions, Term
 from .masks import AttentionMask
 
 HEADS_PER_CHUNK = 4

@@ -16,7 +16,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from ..errors import PosEncError
-from ..schemes.inputs import is_tracing
+from ..schemes import is_tracing
 from .cache import static_cache_length
 from .masks import PositionOrder, document_starts
 

@@ -10,8 +10,18 @@ from functools import reduce
 import torch
 from torch import nn
 
-from ..schemes.inputs import Content, Positions, is_tracing, repeat_key_heads
-from ..schemes.terms import DistanceBias, DistanceTable, KeyTerm, QueryTerm, Separable, Term
+from ..schemes import (
+    Content,
+    DistanceBias,
+    DistanceTable,
+    KeyTerm,
+    Positions,
+    QueryTerm,
+    Separable,
+    Term,
+    is_tracing,
+    repeat_key_heads,
+)
 from .bands import key_products_by_distance, products_by_distance
 from .call import AttentionCall, AttentionOutput, iter_head_slices, slice_heads
 from .masks import apply_mask

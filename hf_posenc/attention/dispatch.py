@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..schemes.terms import DistanceBias
+from ..schemes import DistanceBias
 
 SCORE_BACKENDS = ("sdpa", "eager", "flex_attention")
 """Backends that can add score terms."""

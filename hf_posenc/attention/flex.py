@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from ..errors import PosEncError
-from ..schemes.inputs import Content, Positions, repeat_key_heads
-from ..schemes.terms import DistanceBias, KeyTerm, QueryTerm, Separable, Term
+from ..schemes import Content, DistanceBias, KeyTerm, Positions, QueryTerm, Separable, Term, repeat_key_heads
 from .call import AttentionCall, AttentionOutput
 from .dense import materialize, row_products, sum_terms
 from .dispatch import FLEX_DROPOUT_ERROR

@@ -285,16 +285,3 @@ def _with_stock_config(module: AttentionModule) -> Any:
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, posenc_attention_forward)
-
-
-def schemes_at(seam: str, module: Any, positions: Positions) -> Sequence[ActiveScheme]:
-    layer_schemes: LayerSchemes = module.layer_schemes(positions)
-    return getattr(layer_schemes, seam.replace("stock rotation", "stock_rotation"))  # type: ignore[no-any-return]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "PosEncAttention":
-        from ..patches.attention_modules import PosEncAttention
-
-        return PosEncAttention
-    raise AttributeError(name)

@@ -14,7 +14,7 @@ import torch
 from transformers.utils.generic import is_flash_attention_requested
 
 from ..errors import PosEncError
-from ..schemes.inputs import is_tracing
+from ..schemes import is_tracing
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -18,8 +18,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
 from ..errors import PosEncError
-from ..schemes import Positions, Scheme, is_tracing
-from ..schemes.inputs import LayerSeams
+from ..schemes import LayerSeams, Positions, Scheme, is_tracing
 from .cache import (
     cache_record,
     cached_length,

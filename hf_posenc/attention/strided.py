@@ -13,7 +13,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from ..schemes.terms import DistanceBias
+from ..schemes import DistanceBias
 from .call import AttentionCall, AttentionOutput
 from .chunked import ChunkPlan, attention_with_chunked_backward
 from .dense import strided_bias, sum_terms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .base import Kind, LayerModule, LayerParameters, LayerParams, ModelShape, Scheme
 from .functional import extended_rows
-from .inputs import Content, Positions, check_table_length, is_tracing
+from .inputs import Content, LayerSeams, Positions, check_table_length, is_tracing, repeat_key_heads
 from .mixing import InputScheme, MixOptions
 from .options import Options, describe_type, option
 from .terms import DistanceBias, DistanceTable, KeyTerm, QueryTerm, Separable, Term
@@ -19,6 +19,7 @@ __all__ = [
     "LayerModule",
     "LayerParameters",
     "LayerParams",
+    "LayerSeams",
     "MixOptions",
     "ModelShape",
     "Options",
@@ -32,4 +33,5 @@ __all__ = [
     "extended_rows",
     "is_tracing",
     "option",
+    "repeat_key_heads",
 ]
