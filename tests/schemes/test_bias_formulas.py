@@ -13,6 +13,7 @@ from hf_posenc.errors import PosEncError
 from hf_posenc.schemes import LayerParameters
 from hf_posenc.schemes.fire import HIDDEN_UNITS, piecewise_mlp
 from hf_posenc.schemes.functional import sinusoids
+from tests.schemes.sampling import sampled
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES
@@ -26,8 +27,7 @@ def layer_parameters(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, LayerParameters)]
 
 
-@by_architecture
-@pytest.mark.parametrize("kind", ["log", "power"])
+@sampled(architecture=ARCHITECTURES, kind=["log", "power"])
 def test_kerple_equals_a_loop_over_its_formula(architecture: str, kind: str) -> None:
     """-p ln(1 + a |r|), or -a |r|^p, with a separate a and p per head and layer."""
     ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, {"type": "kerple", "kind": kind})
@@ -197,9 +197,7 @@ def test_sinusoids_of_any_width_equal_a_loop(width: int) -> None:
             torch.testing.assert_close(table[position], expected, rtol=0, atol=1e-12)
 
 
-@by_architecture
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
-@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+@sampled(architecture=ARCHITECTURES, share=[1.0, 0.5, 0.25], layout=["halves", "interleaved"])
 def test_partial_and_interleaved_rope_equal_the_papers_rotation(architecture: str, share: float, layout: str) -> None:
     ids, turned = tiny.tokens(2, LENGTH), int(8 * share)
     turn = oracles.complex_rotation(LENGTH, 500.0, turned, layout == "interleaved")

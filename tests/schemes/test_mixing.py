@@ -13,6 +13,7 @@ from numpy.polynomial import chebyshev
 
 import hf_posenc
 from hf_posenc.schemes.functional import dct_rows, sample_dct_rows
+from tests.schemes.sampling import sampled
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 from tests.support.oracles import LENGTH, tolerance
@@ -33,8 +34,7 @@ MIXES: dict[str, dict[str, Any]] = {
     "token": {"mix": "attention"},
     "context": {"mix": "attention", "query": "context"},
 }
-by_architecture = pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
-by_scheme = pytest.mark.parametrize("name", SCHEMES)
+FAMILIES = ["bert", "gpt2", "llama"]
 VisibleTokens = Callable[[int, int], list[int]]
 """Maps a row and a token to the tokens it may see."""
 
@@ -135,16 +135,14 @@ def check_against_plain_computation(architecture: str, position_scheme: Any) -> 
     return model, actual
 
 
-@by_architecture
-@by_scheme
-@pytest.mark.parametrize("mix", MIXES)
+@sampled(architecture=FAMILIES, name=list(SCHEMES), mix=list(MIXES))
 def test_mixes_equal_the_stock_model_given_the_mixture(architecture: str, name: str, mix: str) -> None:
     narrow = mix == "concat" and not (name == "learned" and architecture in STOCK_TABLES)
     size = {"position_size": 10} if narrow else {}
     check_against_plain_computation(architecture, {**SCHEMES[name], **MIXES[mix], **size})
 
 
-@by_architecture
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_schemes_of_a_list_are_applied_in_its_order(architecture: str) -> None:
     """W [token + table; sinusoid] against W [token; sinusoid] + table, with a W far from [I | I]."""
     concat = {"type": "sinusoidal", "mix": "concat"}
@@ -165,10 +163,9 @@ def freshly_initialized(architecture: str, position_scheme: Any, dtype: torch.dt
     return model
 
 
-@by_architecture
-@by_scheme
-@pytest.mark.parametrize("mix", ["concat", "token", "context"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@sampled(
+    architecture=FAMILIES, name=list(SCHEMES), mix=["concat", "token", "context"], dtype=[torch.float64, torch.float32]
+)
 def test_mixes_start_bit_identical_to_the_sum(architecture: str, name: str, mix: str, dtype: torch.dtype) -> None:
     ids = tiny.tokens(2, LENGTH)
     added = freshly_initialized(architecture, SCHEMES[name], dtype)(ids).logits
@@ -192,9 +189,7 @@ def test_concat_of_another_width_starts_with_the_features_that_fit(size: int) ->
     torch.testing.assert_close(model(ids).logits, stock(inputs_embeds=expected).logits, rtol=0, atol=1e-12)
 
 
-@by_architecture
-@pytest.mark.parametrize("name", FIXED)
-@pytest.mark.parametrize("mix", ["concat", "token", "context"])
+@sampled(architecture=FAMILIES, name=FIXED, mix=["concat", "token", "context"])
 def test_neutral_mixes_ignore_positions_and_can_learn(architecture: str, name: str, mix: str) -> None:
     ids = tiny.tokens(2, LENGTH)
     model = freshly_initialized(architecture, {**SCHEMES[name], **MIXES[mix], "mix_init": "neutral"}, torch.float64)

@@ -14,13 +14,13 @@ import torch
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import Cache
 
+from tests.schemes.sampling import sampled
 from tests.support import tiny_models as tiny
 from tests.support.cases import DECODERS
 
 CONTEXT = {"mix": "attention", "query": "context"}
 SINUSOIDAL = {"type": "sinusoidal", **CONTEXT}
 by_decoder = pytest.mark.parametrize("architecture", DECODERS)
-by_cache = pytest.mark.parametrize("cache_type", ["dynamic", "static"])
 LAYOUTS = {
     "whole": ("aaaaaaaaaa", "aaaaaaaaaa"),
     "left": ("...aaaaaaa", "aaaaaaaaaa"),
@@ -55,8 +55,7 @@ def context_of(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
     return seen[0].expand(ids.shape[0], -1, -1)
 
 
-@pytest.mark.parametrize("architecture", ["bert", *DECODERS])
-@pytest.mark.parametrize("name", LAYOUTS)
+@sampled(architecture=["bert", *DECODERS], name=list(LAYOUTS))
 def test_context_is_the_mean_of_the_visible_tokens(architecture: str, name: str) -> None:
     """Within its document, without padding, and up to the token itself in a causal model. Finite at padding."""
     model, ids = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 10)
@@ -83,10 +82,9 @@ def logits(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
         return model(ids, **inputs).logits
 
 
-@by_decoder
-@by_cache
-@pytest.mark.parametrize("name", ["sinusoidal", "learned", "window"])
-@pytest.mark.parametrize("padded", [0, 4], ids=["", "left-padded"])
+@sampled(
+    architecture=DECODERS, cache_type=["dynamic", "static"], name=["sinusoidal", "learned", "window"], padded=[0, 4]
+)
 def test_cached_steps_equal_the_full_forward(architecture: str, cache_type: str, name: str, padded: int) -> None:
     """Also if the first step is nothing but padding in one row."""
     model, ids = tiny.model(architecture, {"type": name, **CONTEXT}), tiny.tokens(2, 12)
@@ -108,8 +106,7 @@ def test_cached_steps_equal_the_full_forward(architecture: str, cache_type: str,
     assert (lost - expected).abs().max() > 1e-4
 
 
-@by_decoder
-@by_cache
+@sampled(architecture=DECODERS, cache_type=["dynamic", "static"])
 def test_beam_search_equals_the_same_without_a_cache(
     architecture: str, cache_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,8 +167,7 @@ def test_static_caches_can_be_reset(architecture: str) -> None:
     torch.testing.assert_close(torch.cat(steps, 1), expected, **tiny.tolerances(architecture))
 
 
-@by_decoder
-@by_cache
+@sampled(architecture=DECODERS, cache_type=["dynamic", "static"])
 def test_caches_of_other_models_are_refused(architecture: str, cache_type: str) -> None:
     model, ids = tiny.model(architecture, SINUSOIDAL), tiny.tokens(2, 8)
     for other in (tiny.model(architecture), tiny.model(architecture, "sinusoidal")):
@@ -184,8 +180,7 @@ def test_caches_of_other_models_are_refused(architecture: str, cache_type: str) 
     assert logits(model, ids[:, 5:], past_key_values=cache).isfinite().all()
 
 
-@by_decoder
-@by_cache
+@sampled(architecture=DECODERS, cache_type=["dynamic", "static"])
 def test_caches_continued_by_another_model_are_refused(architecture: str, cache_type: str) -> None:
     """Such a cache has fewer embeddings than keys."""
     model, other, ids = tiny.model(architecture, SINUSOIDAL), tiny.model(architecture), tiny.tokens(2, 8)
@@ -205,8 +200,7 @@ def test_caches_of_deeper_models_are_refused() -> None:
         model(ids[:, 4:], past_key_values=cache)
 
 
-@pytest.mark.parametrize("architecture", ["bert", *DECODERS])
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@sampled(architecture=["bert", *DECODERS], backend=["sdpa", "eager"])
 def test_4d_masks_limit_the_context(architecture: str, backend: str) -> None:
     """A document that a token cannot see through a 4D mask is not in its context either."""
     model, ids = tiny.model(architecture, SINUSOIDAL), tiny.tokens(1, 10)

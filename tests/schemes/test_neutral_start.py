@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 import hf_posenc
+from tests.schemes.sampling import sampled
 from tests.support import tiny_models as tiny
 
 STOCK_ENCODING = {"bert": "learned", "bert-decoder": "learned", "gpt2": "learned", "llama": "rope"}
@@ -38,13 +38,11 @@ NEUTRAL: list[Any] = [
 ]
 
 
-def by_scheme(architectures: list[str]) -> Any:
-    """All schemes on all architectures, except cope on an encoder, which refuses it."""
-    rows = [(name, scheme) for scheme in NEUTRAL for name in architectures if (name, scheme) != ("bert", "cope")]
-    return pytest.mark.parametrize(("architecture", "scheme"), rows, ids=str)
+NOT_CAUSAL = [("bert", "cope")]
+"""The encoder refuses cope."""
 
 
-@by_scheme(list(STOCK_ENCODING))
+@sampled(architecture=list(STOCK_ENCODING), scheme=NEUTRAL, exclude=NOT_CAUSAL)
 def test_adding_a_neutral_scheme_changes_nothing(architecture: str, scheme: Any) -> None:
     stock, ids = tiny.model(architecture, dtype=torch.float32), tiny.tokens(2, 14)
     mask = torch.ones_like(ids)
@@ -64,7 +62,7 @@ def has_no_effect(parameter: torch.Tensor, model: Any) -> bool:
     return parameter is getattr(model.base_model.position_scheme[1], "cls_row", None)
 
 
-@by_scheme(["bert", "gpt2", "llama"])
+@sampled(architecture=["bert", "gpt2", "llama"], scheme=NEUTRAL, exclude=NOT_CAUSAL)
 def test_neutral_schemes_can_be_trained(architecture: str, scheme: Any) -> None:
     """Every parameter gets a gradient, and a few steps lower the loss."""
     model = hf_posenc.retrofit(tiny.model(architecture, dtype=torch.float32), [STOCK_ENCODING[architecture], scheme])
@@ -103,10 +101,7 @@ PAPER: list[Any] = [
 
 
 # GPT-2 has its own table; only on LLaMA does `learned` create one.
-PAPER_CASES = [(name, scheme) for scheme in PAPER for name in ("gpt2", "llama") if (name, scheme) != ("gpt2", PAPER[0])]
-
-
-@pytest.mark.parametrize(("architecture", "scheme"), PAPER_CASES, ids=str)
+@sampled(architecture=["gpt2", "llama"], scheme=PAPER, exclude=[("gpt2", PAPER[0])])
 def test_paper_initialization_has_an_effect(architecture: str, scheme: Any) -> None:
     ids = tiny.tokens(2, 14)
     torch.manual_seed(0)

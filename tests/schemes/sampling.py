@@ -1,0 +1,30 @@
+"""Parametrize tests over all combinations, of which `make test` runs a sample."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Sequence
+from typing import Any
+
+import pytest
+
+
+def sampled(exclude: Container[Any] = (), **axes: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrize over a first axis, usually the architecture, and others; mark all but a sample as slow.
+
+    `make test` runs every combination of the other axes with one value of the first, which changes from combination to
+    combination. `make test-all` runs all.
+
+    Args:
+        exclude: Combinations that do not exist, as tuples.
+        **axes: The values of each parameter.
+    """
+    (first_axis, first_values), *other_axes = axes.items()
+    rows = []
+    for indices in itertools.product(*(range(len(values)) for _, values in other_axes)):
+        combination = [values[index] for (_, values), index in zip(other_axes, indices, strict=True)]
+        allowed = [value for value in first_values if (value, *combination) not in exclude]
+        for number, value in enumerate(allowed):
+            marks = [] if number == sum(indices) % len(allowed) else [pytest.mark.slow]
+            rows.append(pytest.param(value, *combination, marks=marks, id="-".join(map(str, (value, *combination)))))
+    return pytest.mark.parametrize((first_axis, *(name for name, _ in other_axes)), rows)
