@@ -47,21 +47,7 @@ _MODULES = {
     "retrofit": "patches",
 }
 _SUBPACKAGES = ("analysis", "checkpoints", "evaluation", "models", "patches", "plots", "schemes", "training")
-__all__ = [
-    "Conversion",
-    "PosEncError",
-    "Pushed",
-    "convert_checkpoint",
-    "evaluate",
-    "explain",
-    "fit",
-    "list_schemes",
-    "patched",
-    "push_directory",
-    "register_scheme",
-    "restore",
-    "retrofit",
-]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

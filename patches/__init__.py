@@ -56,28 +56,7 @@ _MODULES = {
     "retrofit": "live_models",
     "with_scheme": "attach",
 }
-__all__ = [
-    "ARCHITECTURES",
-    "LEGACY_PARAMETER",
-    "LEGACY_TABLE",
-    "Architecture",
-    "Explanation",
-    "PosEncAttention",
-    "PosEncBaseModel",
-    "PosEncModel",
-    "SchemePlan",
-    "architecture_of",
-    "base_models",
-    "build_explanation",
-    "explain",
-    "init_scheme_weights",
-    "patched",
-    "plan_schemes",
-    "register_variants",
-    "restore",
-    "retrofit",
-    "with_scheme",
-]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -60,9 +60,6 @@ class PosEncAttention(nn.Module):
         """Project hidden states with the layer's own query and key projections. Every architecture overrides it."""
         raise AssertionError("overridden by every architecture")
 
-    def projected(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.project_qk(states)
-
     def project_rows(self, states: torch.Tensor, query_BHQD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Project hidden states (R, E) to queries and keys by head, two of (H, R, D)."""
         head_size = query_BHQD.shape[-1]
