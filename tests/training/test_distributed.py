@@ -80,7 +80,7 @@ def one(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_match_one(kind: str, source: Path, one: Path, tmp_path: Path) -> None:
     """Up to float32 rounding: sums are taken in another order, and Adam's first steps amplify the difference."""
     out = tmp_path / "out"
@@ -101,6 +101,7 @@ def test_two_processes_match_one(kind: str, source: Path, one: Path, tmp_path: P
         assert all(torch.equal(again[name], found[name]) for name in found), "resumed from step 2, bit-identical"
 
 
+@pytest.mark.slow
 def test_padded_rows_are_weighted_by_tokens(source: Path, tmp_path: Path) -> None:
     run(source, tmp_path / "one", "one", padded(source))
     run(source, tmp_path / "two", "ddp", padded(source))

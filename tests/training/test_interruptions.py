@@ -117,20 +117,21 @@ def test_killed_run_resumes(kill: int, source: Path, uninterrupted: Path, num_ev
     assert not (out / STAGING_DIRECTORY).exists()
 
 
+@pytest.mark.parametrize(
+    "method", ["_load_optimizer_and_scheduler", pytest.param("_load_rng_state", marks=pytest.mark.slow)]
+)
 def test_result_depends_on_the_restored_state(
-    source: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, source: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Control of the test above: without the optimizer or random state, the weights differ."""
-    for forgotten in ("_load_optimizer_and_scheduler", "_load_rng_state"):
-        out = tmp_path / forgotten
-        with monkeypatch.context() as patch:
-            patch.setattr(RecoveryTrainer, "training_step", _interrupt_at(3))
-            with pytest.raises(KeyboardInterrupt):
-                run(source, out)
-        with monkeypatch.context() as patch:
-            patch.setattr(RecoveryTrainer, forgotten, lambda self, checkpoint: None)
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(RecoveryTrainer, "training_step", _interrupt_at(3))
+        with pytest.raises(KeyboardInterrupt):
             run(source, out)
-        assert final_weights(out) != final_weights(uninterrupted), forgotten
+    monkeypatch.setattr(RecoveryTrainer, method, lambda self, checkpoint: None)
+    run(source, out)
+    assert final_weights(out) != final_weights(uninterrupted)
 
 
 def _interrupt_at(step: int) -> Any:
@@ -144,6 +145,7 @@ def _interrupt_at(step: int) -> Any:
     return training_step
 
 
+@pytest.mark.slow
 def test_adapters_resume(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint has them merged into its weights, and in a file of their own."""
     whole = run(source, tmp_path / "whole", trainable="lora", lora_rank=2)
@@ -154,6 +156,7 @@ def test_adapters_resume(source: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert final_weights(run(source, tmp_path / "out", trainable="lora", lora_rank=2)) == final_weights(whole)
 
 
+@pytest.mark.slow
 def test_disk_full_while_writing_the_manifest(
     source: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +175,10 @@ def test_disk_full_while_writing_the_manifest(
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("No space left on device (os error 28)")],
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        pytest.param(SafetensorError("No space left on device (os error 28)"), marks=pytest.mark.slow),
+    ],
 )
 def test_disk_full_while_writing_state(
     error: Exception, source: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -195,7 +201,14 @@ def test_disk_full_while_writing_state(
     assert final_weights(out) == final_weights(uninterrupted)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "trainer_state.json"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "model.safetensors",
+        pytest.param("optimizer.safetensors", marks=pytest.mark.slow),
+        pytest.param("trainer_state.json", marks=pytest.mark.slow),
+    ],
+)
 def test_damaged_checkpoint_is_not_resumed(
     file: str, source: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from tests.support import word_level_tokenizer as word_level
 from tests.support.training_fixtures import losses_in, request, settings
 
 
-@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize("architecture", ["bert", pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_recommended_recipe_is_the_default(
     stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
@@ -58,12 +58,14 @@ def test_recommended_recipe_is_the_default(
         assert changed == {"bert.embeddings.token_type_embeddings.weight"}
 
 
+@pytest.mark.slow
 def test_extended_table_needs_no_warm_start(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     scheme = {"type": "learned", "max_positions": 2 * tiny.TRAINED_LENGTH, "extend": "interpolate"}
     out = train(request(stock["gpt2"], text, scheme=scheme), settings(tmp_path / "out"))
     assert json.loads((out / "config.json").read_text())["position_scheme"] == scheme
 
 
+@pytest.mark.slow
 def test_hidden_loss_fades_to_zero(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     """With a learning rate of 0, the loss term changes by its scale only."""
     recipe = dataclasses.replace(RECOMMENDED, hidden_loss_until=0.5)

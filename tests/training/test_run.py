@@ -20,7 +20,7 @@ from tests.support import word_level_tokenizer as word_level
 from tests.support.training_fixtures import LENGTH, files_in, losses_in, request, settings, weights
 
 
-@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+@pytest.mark.parametrize("architecture", ["bert", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_original_is_evaluated_on_the_same_text(
     architecture: str, stock: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
@@ -34,7 +34,7 @@ def test_original_is_evaluated_on_the_same_text(
     assert recovery["original"]["eval_perplexity"] == pytest.approx(recovery["eval_perplexity"], rel=1e-5)
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("architecture", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_causal_model(architecture: str, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = train(request(stock[architecture], text, eval_data=str(text)), settings(tmp_path / "out"))
     losses = losses_in(out)
@@ -50,14 +50,14 @@ def test_causal_model(architecture: str, stock: dict[str, Path], text: Path, tmp
     assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
 
 
-@pytest.mark.parametrize("packing", [None, True])
-def test_a_masked_model_is_trained(packing: bool | None, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packing", [pytest.param(None, marks=pytest.mark.slow), True])
+def test_masked_model(packing: bool | None, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = train(request(stock["bert"], text, packing=packing), settings(tmp_path / "out"))
     assert losses_in(out)[-1] < losses_in(out)[0]
     assert type(AutoModelForMaskedLM.from_pretrained(out)).__name__ == "PosEncBertForMaskedLM"
 
 
-@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+@pytest.mark.parametrize("architecture", ["bert", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_classification_labels_come_from_the_data(architecture: str, stock: dict[str, Path], tmp_path: Path) -> None:
     """The stock model has no head for them, so the default recipe learns from the labels."""
     names = ["bad", "fair", "good"]
@@ -109,7 +109,7 @@ def test_trainable_positions_and_lora(stock: dict[str, Path], text: Path, tmp_pa
     assert all(torch.equal(weight, final[name]) for name, weight in checkpoint.state_dict().items())
 
 
-@pytest.mark.parametrize("trainable", ["positions", "lora"])
+@pytest.mark.parametrize("trainable", ["positions", pytest.param("lora", marks=pytest.mark.slow)])
 def test_new_head_is_always_trained(
     stock: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: Any
 ) -> None:
@@ -147,13 +147,15 @@ def test_half_precision_is_trained_in_float32(stock: dict[str, Path], text: Path
     assert all(not torch.equal(checkpoint[name], before[name].float()) for name in norms)
 
 
-@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}])
+@pytest.mark.parametrize(
+    "changes", [{"gradient_checkpointing": True}, pytest.param({"bf16": True}, marks=pytest.mark.slow)]
+)
 def test_trainer_features(changes: dict[str, Any], stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = train(request(stock["llama"], text), settings(tmp_path / "out", **changes))
     assert losses_in(out)[-1] < losses_in(out)[0]
 
 
-@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("packing", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_gradient_accumulation(packing: bool, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     """Two batches of two rows are one of four, also if they differ in tokens, up to float32 rounding in Adam."""
     halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
