@@ -16,10 +16,11 @@ from .patches.import_hooks import install
 if TYPE_CHECKING:
     from .checkpoints import Conversion as Conversion
     from .checkpoints import convert_checkpoint as convert_checkpoint
+    from .checkpoints import inspect_checkpoint as inspect_checkpoint
     from .errors import PosEncError as PosEncError
     from .evaluation.run import evaluate as evaluate
-    from .hub.push import Pushed as Pushed
-    from .hub.push import push_directory as push_directory
+    from .hub import PushResult as PushResult
+    from .hub import push_directory as push_directory
     from .patches import explain as explain
     from .patches import patched as patched
     from .patches import restore as restore
@@ -34,14 +35,15 @@ __version__ = "0.1.0"
 _MODULES = {
     "Conversion": "checkpoints",
     "PosEncError": "errors",
-    "Pushed": "hub.push",
+    "PushResult": "hub",
     "convert_checkpoint": "checkpoints",
     "evaluate": "evaluation.run",
     "explain": "patches",
     "fit": "training",
+    "inspect_checkpoint": "checkpoints",
     "list_schemes": "registry",
     "patched": "patches",
-    "push_directory": "hub.push",
+    "push_directory": "hub",
     "register_scheme": "registry",
     "restore": "patches",
     "retrofit": "patches",

@@ -103,7 +103,7 @@ class PosEncModel(ModelHooks):
         revision: str | None = None,
         commit_description: str | None = None,
     ) -> Any:
-        upload = import_module("hf_posenc.hub.upload").upload_saved  # by name, because hub is a room above this one
+        upload = import_module("hf_posenc.hub").upload_saved_model  # by name, because hub is a room above this one
         rest = (commit_message, token, create_pr, revision, commit_description)
         return upload(directory, repo_id, files_timestamps, *rest)
 

@@ -1,4 +1,8 @@
-"""Convert a checkpoint to a position scheme, file by file: shards as they are, and one more for what is new."""
+"""Convert a checkpoint to another position scheme file by file.
+
+Unchanged shards are hard-linked, shards that change are rewritten one at a time, and the parameters of the new scheme
+go into a shard of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +10,57 @@ import copy
 import dataclasses
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from ..errors import PosEncError
 from ..patches import SchemePlan, init_scheme_weights, plan_schemes, register_variants, with_scheme
-from .atomic import atomic_directory, resolve_output_dir
+from ..spec import PositionScheme
 from .drift import Drift, measure_checkpoint_drift
-from .layout import RotaryChange, feature_order
+from .files import atomic_directory, companion_files, resolve_output_dir
 from .shards import Shard
 from .source import Source
+from .weight_layout import RotaryChange, rotary_feature_order
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What a conversion did: tensors by name, and how many numbers they hold."""
+    """The result of `convert_checkpoint`.
 
-    out: Path
-    position_scheme: Any
+    Attributes:
+        output_dir: Where the variant was written.
+        position_scheme: Its position scheme.
+        dropped: Parameter counts of removed tensors, by name.
+        added: Parameter counts of the scheme's new tensors, by name.
+        kept: Parameter counts of all other tensors, by name.
+        linked_shards: Files that were hard-linked (or copied) unchanged.
+        rewritten_shards: Files that lost a tensor or had rotary features reordered.
+        drift: How far outputs moved from the source's, if `drift_text` was given.
+    """
+
+    output_dir: Path
+    position_scheme: PositionScheme
     dropped: dict[str, int]
     added: dict[str, int]
     kept: dict[str, int]
-    linked: tuple[str, ...]
-    """Shards that went along as they were."""
-    rewritten: tuple[str, ...]
-    """Shards that were copied without what was dropped, or with features in another order."""
+    linked_shards: tuple[str, ...]
+    rewritten_shards: tuple[str, ...]
     drift: Drift | None = None
-    """How far it is from the source before any training, where that was asked for."""
 
     def __str__(self) -> str:
-        lines = [f"{self.out}: position scheme {json.dumps(self.position_scheme)}"]
-        for word in ("kept", "dropped", "added"):
-            tensors = getattr(self, word)
-            lines.append(f"  {word:<8} {len(tensors):>6,} tensors {sum(tensors.values()):>15,} parameters")
-            if word != "kept":
-                lines.extend(f"    {name} ({numbers:,})" for name, numbers in sorted(tensors.items()))
+        lines = [f"{self.output_dir}: position scheme {json.dumps(self.position_scheme)}"]
+        for label, tensors in {"kept": self.kept, "dropped": self.dropped, "added": self.added}.items():
+            lines.append(f"  {label:<8} {len(tensors):>6,} tensors {sum(tensors.values()):>15,} parameters")
+            if label != "kept":
+                lines.extend(f"    {name} ({numel:,})" for name, numel in sorted(tensors.items()))
         if self.drift is not None:
             lines.append(f"  drift from the source: {self.drift}")
         return "\n".join(lines)
@@ -54,172 +68,171 @@ class Conversion:
 
 def convert_checkpoint(
     source: str | Path,
-    position_scheme: Any,
-    out: str | Path,
+    position_scheme: PositionScheme,
+    output_dir: str | Path,
     *,
     force: bool = False,
     seed: int = 0,
     rotary_weights: RotaryChange | None = None,
-    measure: str | Path | None = None,
-    **hub: Any,
+    drift_text: str | Path | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
 ) -> Conversion:
-    """Write the variant of a checkpoint with a position scheme to the directory `out`, without building the model.
+    """Write a variant of a checkpoint with another position scheme, without building the model.
 
-    `source` is a directory or a Hub id; `hub` goes to the download (`revision`, `token`, ...). Only safetensors are
-    read. `out` is there in whole when this returns, or not at all; one that is there already is replaced with `force`
-    only. `seed` is for the initial values of schemes that start at random. `rotary_weights` puts the features of
-    LLaMA's queries and keys into another order: "interleaved_to_halves" for weights as Meta's own files have them,
-    "halves_to_interleaved" for rope with that layout. `measure` names a text file on which the two are compared, for
-    which both are loaded. Raises ValueError for what cannot be done.
+    At most one shard is held in memory. The output directory is complete when this returns, and absent if it fails.
+
+    Args:
+        source: A checkpoint directory or a Hub id. Only safetensors are read.
+        position_scheme: A scheme name, a dict with options, or a list of schemes.
+        output_dir: The directory to write.
+        force: Replace `output_dir` if it is not empty.
+        seed: For schemes with random initial values.
+        rotary_weights: Reorder LLaMA's query and key features: "interleaved_to_halves" for weights in the order of
+            Meta's files, "halves_to_interleaved" for rope with `layout="interleaved"`.
+        drift_text: A text file on which to compare the outputs of source and variant. Loads both models.
+        revision: Branch, tag or commit of a Hub id.
+        token: A Hub token; by default the stored one.
+
+    Returns:
+        What was kept, dropped and added.
+
+    Raises:
+        PosEncError: If the source cannot be converted or the output cannot be written.
+
+    Example:
+        >>> print(hf_posenc.convert_checkpoint("openai-community/gpt2", "rope", "gpt2-rope"))
     """
     if rotary_weights not in (None, *get_args(RotaryChange)):
-        raise ValueError(f"rotary_weights is one of {', '.join(get_args(RotaryChange))}; got {rotary_weights!r}")
-    found = Source.open(source, **hub)
-    place = resolve_output_dir(out, found.directory, force)
-    config = with_scheme(copy.deepcopy(found.config), position_scheme)
+        expected = ", ".join(get_args(RotaryChange))
+        raise PosEncError(f"Unknown rotary_weights {rotary_weights!r}; expected one of {expected}")
+    checkpoint = Source.open(source, revision=revision, token=token)
+    target = resolve_output_dir(output_dir, checkpoint.directory, force)
+    config = with_scheme(copy.deepcopy(checkpoint.config), position_scheme)
     config.record_base_model(source)
-    register_variants(type(found.config))
-    planned = plan_schemes(found.architecture, config)
-    found.refuse_other_weights(planned.state.uses_stock_table)
-    config.architectures = [f"PosEnc{name}" for name in found.config.architectures or []] or None
-    dropped, row_orders = _dropped(found, planned), _row_orders(found, planned, rotary_weights)
-    added = _new_tensors(found, planned, seed)
-    with atomic_directory(place, force) as directory:
-        linked, rewritten = _write_weights(found, dropped, row_orders, added, directory)
-        for path in found.companions():
+    register_variants(type(checkpoint.config))
+    plan = plan_schemes(checkpoint.architecture, config)
+    checkpoint.check_weights(plan.state.uses_stock_table)
+    config.architectures = [f"PosEnc{name}" for name in checkpoint.config.architectures or []] or None
+    dropped, row_orders = _dropped_tensors(checkpoint, plan), _row_orders(checkpoint, plan, rotary_weights)
+    added = _scheme_tensors(checkpoint, plan, seed)
+    with atomic_directory(target, force) as directory:
+        linked, rewritten = _write_weights(checkpoint, dropped, row_orders, added, directory)
+        for path in companion_files(checkpoint.directory):
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(found.directory / path, directory / path)  # no link: tokenizers are saved into their files
+            shutil.copyfile(checkpoint.directory / path, directory / path)  # tokenizers write into their files in place
         config.save_pretrained(directory)
-        measured = None if measure is None else measure_checkpoint_drift(found.directory, directory, Path(measure))
-    sizes = {name: shard.entries[name].numbers for name, shard in found.names.items()}
+        drift = None
+        if drift_text is not None:
+            drift = measure_checkpoint_drift(checkpoint.directory, directory, Path(drift_text))
     return Conversion(
-        out=Path(out).expanduser(),
+        output_dir=Path(output_dir).expanduser(),
         position_scheme=config.position_scheme,
-        dropped={name: sizes[name] for name in dropped},
+        dropped={name: checkpoint.tensors[name].numel for name in dropped},
         added={name: tensor.numel() for name, tensor in added.items()},
-        kept={name: numbers for name, numbers in sizes.items() if name not in dropped},
-        linked=tuple(linked),
-        rewritten=tuple(rewritten),
-        drift=measured,
+        kept={name: info.numel for name, info in checkpoint.tensors.items() if name not in dropped},
+        linked_shards=tuple(linked),
+        rewritten_shards=tuple(rewritten),
+        drift=drift,
     )
 
 
-def _prefix(source: Source) -> str:
-    """What stands before the names of the base model's parameters: nothing, where it was saved without a head."""
-    prefix = source.architecture.base.base_model_prefix + "."
-    return prefix if any(name.startswith(prefix) for name in source.names) else ""
-
-
-def _dropped(source: Source, planned: SchemePlan) -> list[str]:
+def _dropped_tensors(source: Source, plan: SchemePlan) -> set[str]:
     table = source.architecture.table
-    if table is None or planned.state.uses_stock_table:
-        return []
-    return [name for name in source.names if name == f"{_prefix(source)}{table}.weight"]
+    if table is None or plan.state.uses_stock_table:
+        return set()
+    return {f"{source.prefix}{table}.weight"} & source.tensors.keys()
 
 
-def _row_orders(source: Source, planned: SchemePlan, change: RotaryChange | None) -> dict[str, list[int]]:
-    """The order of the rows of every query and key projection, where it is to change."""
+def _row_orders(source: Source, plan: SchemePlan, change: RotaryChange | None) -> dict[str, list[int]]:
+    """The new row order of every query and key projection that has to be reordered."""
     if change is None:
         return {}
-    architecture, shape = source.architecture, source.architecture.shape(source.config)
-    if architecture.rotary is None:
-        raise ValueError(
-            f"rotary_weights={change!r} is for architectures with a rotation of their own; "
-            f"a {source.config.model_type} has none, so that its features have no order"
-        )
-    layout = "halves" if change == "interleaved_to_halves" else "interleaved"
-    turned = shape.head_size
-    for scheme in planned.schemes:
+    if source.architecture.rotary is None:
+        raise PosEncError(f"rotary_weights={change!r} needs rotary features; {source.config.model_type} has none")
+    shape = source.architecture.shape(source.config)
+    layout = change.rpartition("_")[2]
+    rotary_size = shape.head_size
+    for scheme in plan.schemes:
         if scheme.acts_at("rotate"):
             if getattr(scheme.options, "layout", "halves") != layout:
-                raise ValueError(
-                    f"rotary_weights={change!r} makes features turn together that {scheme.name} does not turn "
-                    f'together: it goes with {{"type": "rope", "layout": "{layout}"}}'
-                )
-            turned = 2 * len(getattr(scheme, "frequencies", [])) or turned
-    order = feature_order(change, shape.head_size, turned)
-    ends = tuple(f".{name}.{kind}" for name in ("q_proj", "k_proj") for kind in ("weight", "bias"))
-    found = {name: order for name in source.names if name.endswith(ends)}
-    weights = [name for name in found if name.endswith(".weight")]
-    odd = [name for name in found if source.names[name].entries[name].shape[0] % shape.head_size]
-    packed = [name for name in found if source.names[name].entries[name].dtype not in DTYPES]
-    if len(weights) != 2 * shape.num_layers or odd or packed:
-        raise ValueError(
-            f"rotary_weights={change!r} needs the plain weights of every query and key projection, and they are not "
-            f"here as such ({(odd or packed or ['some are missing'])[0]}): convert it before it is quantised"
+                required = f'{{"type": "rope", "layout": "{layout}"}}'
+                raise PosEncError(f"rotary_weights={change!r} needs the scheme {required}, got {scheme.name!r}")
+            rotary_size = 2 * len(getattr(scheme, "frequencies", [])) or rotary_size
+    order = rotary_feature_order(change, shape.head_size, rotary_size)
+    suffixes = tuple(f".{name}.{kind}" for name in ("q_proj", "k_proj") for kind in ("weight", "bias"))
+    projections = {name: info for name, info in source.tensors.items() if name.endswith(suffixes)}
+    num_weights = sum(name.endswith(".weight") for name in projections)
+    for name, info in projections.items():
+        if info.shape[0] % shape.head_size or info.dtype not in FLOAT_DTYPES:
+            raise PosEncError(f"rotary_weights={change!r} cannot reorder {name}: convert it before quantization")
+    if num_weights != 2 * shape.num_layers:
+        raise PosEncError(
+            f"rotary_weights={change!r} needs {2 * shape.num_layers} query and key weights, found {num_weights}"
         )
-    return found
+    return dict.fromkeys(projections, order)
 
 
 @torch.no_grad()
-def _new_tensors(source: Source, planned: SchemePlan, seed: int) -> dict[str, torch.Tensor]:
-    """The parameters of the schemes as a model of them would have them, by their names in the checkpoint."""
-    architecture, prefix = source.architecture, _prefix(source)
+def _scheme_tensors(source: Source, plan: SchemePlan, seed: int) -> dict[str, torch.Tensor]:
+    """Initial parameters of the schemes, by their names in the checkpoint."""
+    architecture = source.architecture
     modules: dict[str, nn.Module] = {}
-    for number, scheme in enumerate(planned.schemes):
-        modules[f"{prefix}position_scheme.{number}"] = scheme
-    for layer, parts in planned.layer_modules.items():
-        path = f"{prefix}{architecture.layers}.{layer}.{architecture.self_attention}.position_scheme"
-        modules.update({f"{path}.{place}": part for place, part in parts.items()})
+    for number, scheme in enumerate(plan.schemes):
+        modules[f"{source.prefix}position_scheme.{number}"] = scheme
+    for layer, layer_modules in plan.layer_modules.items():
+        path = f"{source.prefix}{architecture.layers}.{layer}.{architecture.self_attention}.position_scheme"
+        modules.update({f"{path}.{number}": module for number, module in layer_modules.items()})
+    dtype = _main_dtype(source)
     tensors: dict[str, torch.Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for path, module in modules.items():
             for child in module.modules():
                 init_scheme_weights(child)
-            for name, parameter in module.state_dict().items():
-                tensors[f"{path}.{name}"] = parameter.to(_dtype(source)).contiguous()
+            for name, tensor in module.state_dict().items():
+                tensors[f"{path}.{name}"] = tensor.to(dtype).contiguous()
     return tensors
 
 
-def _dtype(source: Source) -> torch.dtype:
-    """That of most of the checkpoint's numbers."""
-    numbers: dict[str, int] = {}
-    for name, shard in source.names.items():
-        entry = shard.entries[name]
-        numbers[entry.dtype] = numbers.get(entry.dtype, 0) + entry.numbers
-    floating = {dtype: count for dtype, count in numbers.items() if dtype in DTYPES}
-    return DTYPES[max(floating, key=lambda dtype: floating[dtype])] if floating else torch.float32
+def _main_dtype(source: Source) -> torch.dtype:
+    """The floating-point dtype of most parameters."""
+    counts: Counter[str] = Counter()
+    for info in source.tensors.values():
+        counts[info.dtype] += info.numel
+    return next((FLOAT_DTYPES[dtype] for dtype, _ in counts.most_common() if dtype in FLOAT_DTYPES), torch.float32)
 
 
 def _write_weights(
     source: Source,
-    dropped: list[str],
+    dropped: set[str],
     row_orders: dict[str, list[int]],
     added: dict[str, torch.Tensor],
     directory: Path,
 ) -> tuple[list[str], list[str]]:
-    """Shards, and an index if there are several. Returns the names of those linked and those rewritten."""
-    shards = [shard for shard in source.shards if set(shard.entries) - set(dropped)]
-    total = len(shards) + bool(added)
+    """Write the shards, and an index if there are several; returns the names of the linked and the rewritten ones."""
+    shards = [shard for shard in source.shards if shard.tensors.keys() - dropped]
+    num_shards = len(shards) + bool(added)
     linked: list[str] = []
     rewritten: list[str] = []
-    weight_map: dict[str, str] = {}
-    bytes_in_all = 0
     for number, shard in enumerate(shards, start=1):
-        name, own = _shard_name(number, total), set(dropped) & set(shard.entries)
-        changed = bool(own or set(row_orders) & set(shard.entries))
-        if changed:
-            shard.write(directory / name, own, row_orders)
+        name = _shard_name(number, num_shards)
+        if shard.tensors.keys() & (dropped | row_orders.keys()):
+            shard.rewrite(directory / name, dropped, row_orders)
+            rewritten.append(name)
         else:
             shard.link_or_copy(directory / name)
-        (rewritten if changed else linked).append(name)
-        for tensor, entry in shard.entries.items():
-            if tensor not in own:
-                weight_map[tensor] = name
-                bytes_in_all += entry.stop - entry.start
+            linked.append(name)
     if added:
-        name = _shard_name(total, total)
-        save_file(added, directory / name, metadata={"format": "pt"})
-        weight_map.update(dict.fromkeys(added, name))
-        bytes_in_all += sum(tensor.nbytes for tensor in added.values())
-    for name in set(weight_map.values()):
-        Shard.read(directory / name)  # whatever happened to the disk meanwhile
-    if total > 1:
-        index = {"metadata": {"total_size": bytes_in_all}, "weight_map": dict(sorted(weight_map.items()))}
+        save_file(added, directory / _shard_name(num_shards, num_shards), metadata={"format": "pt"})
+    written = [Shard.open(directory / _shard_name(number, num_shards)) for number in range(1, num_shards + 1)]
+    if num_shards > 1:
+        weight_map = {name: shard.path.name for shard in written for name in shard.tensors}
+        total_size = sum(info.nbytes for shard in written for info in shard.tensors.values())
+        index = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
         (directory / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return linked, rewritten
 
 
-def _shard_name(number: int, total: int) -> str:
-    return SAFE_WEIGHTS_NAME if total == 1 else f"model-{number:05d}-of-{total:05d}.safetensors"
+def _shard_name(number: int, num_shards: int) -> str:
+    return SAFE_WEIGHTS_NAME if num_shards == 1 else f"model-{number:05d}-of-{num_shards:05d}.safetensors"

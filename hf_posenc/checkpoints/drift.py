@@ -1,4 +1,4 @@
-"""How far a changed model has moved from the one it was made of, on some text: before any training, or after it."""
+"""Measure how far a model's outputs have moved from those of the model it was made from, on a text."""
 
 from __future__ import annotations
 
@@ -6,69 +6,92 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
-LONGEST, ROWS, AT_A_TIME = 512, 64, 8
-"""Tokens of a row, rows of a measurement and of a batch."""
+from ..errors import PosEncError
+from ..patches import ARCHITECTURES
+
+MAX_SEQUENCE_LENGTH, MAX_SEQUENCES, BATCH_SIZE = 512, 64, 8
+CHARACTERS_PER_TOKEN = 16
+"""Upper bound for how much text is tokenized to fill the sequences."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Drift:
-    """Two models on the same tokens."""
+    """The difference between two models on the same tokens."""
 
-    tokens: int
-    cosine: float
-    """Of the last hidden states, averaged over tokens."""
-    divergence: float | None = None
-    """Kullback-Leibler, from the first model's predictions to the second's, in nats a token; None without a head."""
+    num_tokens: int
+    hidden_state_cosine: float
+    """Cosine similarity of the last hidden states, averaged over tokens."""
+    kl_divergence: float | None = None
+    """From the first model's predictions to the second's, in nats per token; None without a language-model head."""
     perplexity_before: float | None = None
     """None for models that are not causal."""
     perplexity_after: float | None = None
 
     def __str__(self) -> str:
-        parts = [f"{self.tokens:,} tokens: cosine of hidden states {self.cosine:.4f}"]
-        if self.divergence is not None:
-            parts.append(f"KL divergence {self.divergence:.4f} nats a token")
+        text = f"{self.num_tokens:,} tokens: cosine of hidden states {self.hidden_state_cosine:.4f}"
+        if self.kl_divergence is not None:
+            text += f", KL divergence {self.kl_divergence:.4f} nats per token"
         if self.perplexity_before is not None and self.perplexity_after is not None:
             ratio = self.perplexity_after / self.perplexity_before
-            parts.append(f"perplexity {self.perplexity_before:.4g} to {self.perplexity_after:.4g} ({ratio:.2f} times)")
-        return ", ".join(parts)
+            text += f", perplexity {self.perplexity_before:.4g} to {self.perplexity_after:.4g} ({ratio:.2f}x)"
+        return text
 
 
 @torch.no_grad()
 def measure_drift(before: nn.Module, after: nn.Module, batches: Iterable[torch.Tensor], causal: bool) -> Drift:
-    """Compare two models on batches of token ids, (B, N), without padding."""
-    tokens, predicted = 0, 0
+    """Compare two models on batches of token ids.
+
+    Args:
+        before: The original model.
+        after: The changed model.
+        batches: Token ids of shape (batch, length), without padding.
+        causal: Whether the models predict the next token, so that perplexity is defined.
+
+    Returns:
+        The averages over all tokens.
+
+    Raises:
+        PosEncError: If there are no tokens.
+    """
+    num_tokens, num_predicted = 0, 0
     cosine = divergence = loss_before = loss_after = 0.0
     has_head = False
-    for ids in batches:
-        first, second = (model(ids, output_hidden_states=True) for model in (before, after))
-        similar = nn.functional.cosine_similarity(first.hidden_states[-1], second.hidden_states[-1], dim=-1)
-        tokens, cosine = tokens + ids.numel(), cosine + similar.double().sum().item()
-        if has_head := hasattr(first, "logits"):
-            known, changed = (output.logits.float().log_softmax(-1) for output in (first, second))
-            divergence += (known.exp() * (known - changed)).sum().item()
+    for input_ids in batches:
+        outputs, new_outputs = (model(input_ids, output_hidden_states=True) for model in (before, after))
+        similarity = nn.functional.cosine_similarity(outputs.hidden_states[-1], new_outputs.hidden_states[-1], dim=-1)
+        num_tokens, cosine = num_tokens + input_ids.numel(), cosine + similarity.double().sum().item()
+        if has_head := hasattr(outputs, "logits"):
+            log_probs, new_log_probs = (out.logits.float().log_softmax(-1) for out in (outputs, new_outputs))
+            divergence += (log_probs.exp() * (log_probs - new_log_probs)).sum().item()
         if has_head and causal:
-            predicted += ids[:, 1:].numel()
-            loss_before += _loss(known, ids)
-            loss_after += _loss(changed, ids)
-    if not tokens:
-        raise ValueError("there are no tokens to measure on")
+            num_predicted += input_ids[:, 1:].numel()
+            loss_before += _next_token_loss(log_probs, input_ids)
+            loss_after += _next_token_loss(new_log_probs, input_ids)
+    if not num_tokens:
+        raise PosEncError("Cannot measure drift: there are no tokens")
     return Drift(
-        tokens=tokens,
-        cosine=cosine / tokens,
-        divergence=divergence / tokens if has_head else None,
-        perplexity_before=_perplexity(loss_before / predicted) if predicted else None,
-        perplexity_after=_perplexity(loss_after / predicted) if predicted else None,
+        num_tokens=num_tokens,
+        hidden_state_cosine=cosine / num_tokens,
+        kl_divergence=divergence / num_tokens if has_head else None,
+        perplexity_before=_perplexity(loss_before / num_predicted) if num_predicted else None,
+        perplexity_after=_perplexity(loss_after / num_predicted) if num_predicted else None,
     )
 
 
-def _loss(log_probabilities: torch.Tensor, ids: torch.Tensor) -> float:
-    return -log_probabilities[:, :-1].gather(-1, ids[:, 1:, None]).sum().item()
+def _next_token_loss(log_probs: torch.Tensor, input_ids: torch.Tensor) -> float:
+    return -log_probs[:, :-1].gather(-1, input_ids[:, 1:, None]).sum().item()
 
 
 def _perplexity(loss: float) -> float:
@@ -78,38 +101,39 @@ def _perplexity(loss: float) -> float:
         return math.inf
 
 
-def measure_checkpoint_drift(before: Path, after: Path, text: Path) -> Drift:
-    """Load two checkpoints, cut a text file into rows of their length, and compare them on the first of these."""
+def measure_checkpoint_drift(before: Path, after: Path, text_file: Path) -> Drift:
+    """Load two checkpoints and compare them on the beginning of a text file."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(before, trust_remote_code=False)
-        content = text.read_text(encoding="utf-8")
-    except Exception as error:  # tokenizers raise whatever they meet where their files are not there
-        raise ValueError(f"the drift cannot be measured: {error}") from error
-    ids = torch.tensor(tokenizer(content[: 16 * LONGEST * ROWS], verbose=False)["input_ids"], dtype=torch.long)
-    if not len(ids):
-        raise ValueError(f"the drift cannot be measured: {text} has no tokens")
+        text = text_file.read_text(encoding="utf-8")
+    except Exception as error:  # tokenizers raise many kinds of errors if their files are missing
+        raise PosEncError(f"Cannot measure drift: {error}") from error
+    text = text[: CHARACTERS_PER_TOKEN * MAX_SEQUENCE_LENGTH * MAX_SEQUENCES]
+    input_ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"], dtype=torch.long)
+    if not len(input_ids):
+        raise PosEncError(f"Cannot measure drift: {text_file} has no tokens")
     try:
-        stock, variant = (_load(path) for path in (before, after))
+        stock, variant = _load_model(before), _load_model(after)
     except OSError as error:
-        raise ValueError(f"the drift cannot be measured: {error}") from error
+        raise PosEncError(f"Cannot measure drift: {error}") from error
     config = stock.config
-    if ids.max() >= config.vocab_size:
-        raise ValueError(
-            f"the drift cannot be measured: the tokenizer knows more tokens ({ids.max()} is one) than the "
-            f"{config.vocab_size:,} that the model has embeddings of"
+    if input_ids.max() >= config.vocab_size:
+        raise PosEncError(
+            f"Cannot measure drift: the tokenizer produced token {input_ids.max()}, but the model's vocabulary has "
+            f"{config.vocab_size:,} tokens"
         )
-    length = min(config.max_position_embeddings, LONGEST, len(ids))
-    rows = ids[: len(ids) // length * length].view(-1, length)[:ROWS]
-    causal = config.model_type != "bert" or config.is_decoder
-    return measure_drift(stock, variant, rows.split(AT_A_TIME), causal)
+    length = min(config.max_position_embeddings, MAX_SEQUENCE_LENGTH, len(input_ids))
+    sequences = input_ids[: len(input_ids) // length * length].view(-1, length)[:MAX_SEQUENCES]
+    causal = ARCHITECTURES[config.model_type].is_causal(config)
+    return measure_drift(stock, variant, sequences.split(BATCH_SIZE), causal)
 
 
-def _load(path: Path) -> Any:
-    """The model with the head it was saved with, where that is one that predicts tokens; else without a head."""
-    names = AutoConfig.from_pretrained(path, trust_remote_code=False).architectures or []
-    auto: Any = AutoModel
-    if any(name.endswith("ForMaskedLM") for name in names):
-        auto = AutoModelForMaskedLM
-    elif any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
-        auto = AutoModelForCausalLM
-    return auto.from_pretrained(path, use_safetensors=True, trust_remote_code=False).eval()
+def _load_model(path: Path) -> PreTrainedModel:
+    """Load with the language-model head that the checkpoint was saved with, or without a head."""
+    architectures = AutoConfig.from_pretrained(path, trust_remote_code=False).architectures or []
+    auto_class: type = AutoModel
+    if any(name.endswith("ForMaskedLM") for name in architectures):
+        auto_class = AutoModelForMaskedLM
+    elif any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
+        auto_class = AutoModelForCausalLM
+    return auto_class.from_pretrained(path, use_safetensors=True, trust_remote_code=False).eval()  # type: ignore[attr-defined]

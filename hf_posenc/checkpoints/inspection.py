@@ -1,4 +1,4 @@
-"""What a directory holds, and whether it is whole, by configs, headers and checksums: no weights are loaded."""
+"""Inspect a checkpoint or a training run: what it is and whether it is intact, without loading weights."""
 
 from __future__ import annotations
 
@@ -8,158 +8,152 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..config import VariantConfig
-from ..patches.explanation import Explanation
-from ..patches.live_models import ARCHITECTURES
+from ..errors import PosEncError
+from ..patches import ARCHITECTURES, Explanation
+from ..spec import PositionScheme
 from ..validation import truncate_repr
-from ._names import RUN_STATE_FILE, is_scheme_parameter, list_checkpoints
-from .config_file import read_config, read_fields, read_json
-from .expected_weights import compare
-from .manifest import MANIFEST, verify_manifest
-from .shards import Shard, pickles_in, read_shards
-
-Kind = Literal["variant", "stock", "run"]
+from .files import MANIFEST_FILE, RUN_STATE_FILE, list_checkpoints, list_pickles, verify_manifest
+from .shards import read_shards
+from .source import read_config, read_config_fields, read_json_object
+from .weight_check import check_weights, is_scheme_parameter
 
 
 @dataclasses.dataclass(frozen=True)
-class RunState:
+class TrainingRun:
     """What a training run has left in its output directory."""
 
     finished: bool
     checkpoints: dict[str, str | None]
-    """Newest first: what is wrong with each, None if it is as it was written."""
-
-    @property
-    def last_whole(self) -> str | None:
-        return next((name for name, problem in self.checkpoints.items() if problem is None), None)
+    """Newest first: the problem with each checkpoint, or None if it matches its manifest."""
+    latest_valid_checkpoint: str | None
 
 
 @dataclasses.dataclass
 class Inspection:
-    """What was found; `problems` is empty if it can be used."""
+    """What `inspect_checkpoint` found. The checkpoint is usable if `problems` is empty."""
 
     directory: Path
-    kind: Kind
-    weights: Path | None = None
-    """Where the weights are that all else is said of: the directory, or the last whole checkpoint of its run."""
+    kind: Literal["variant", "stock", "run"]
+    weights_directory: Path | None = None
+    """The inspected weights: the directory itself, or the latest valid checkpoint of an unfinished run."""
     architecture: str | None = None
-    """The class that it was saved from, or else the model type."""
-    position_scheme: Any = None
+    """The class that the model was saved from, or else its model type."""
+    position_scheme: PositionScheme | None = None
     base_model: str | None = None
-    parameters: int = 0
-    scheme_parameters: int = 0
-    files: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Shards whose headers fit their sizes, and these sizes in bytes."""
-    sealed: bool = False
-    """Whether there is a manifest, and every file is as it says."""
-    run: RunState | None = None
+    num_parameters: int = 0
+    num_scheme_parameters: int = 0
+    shards: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Sizes of the weight files in bytes."""
+    manifest_verified: bool = False
+    """Whether there is a manifest and all files match it."""
+    run: TrainingRun | None = None
     explanation: Explanation | None = None
     problems: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values, for programs."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name in ("directory", "weights"):
-            values[name] = None if values[name] is None else str(values[name])
-        if self.run is not None:
-            values["run"] = {**dataclasses.asdict(self.run), "last_whole": self.run.last_whole}
-        if self.explanation is not None:
-            values["explanation"] = dataclasses.asdict(self.explanation)
-        return {**values, "healthy": not self.problems}
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain values, for JSON."""
+        return {**dataclasses.asdict(self), "intact": not self.problems}
 
     def __str__(self) -> str:
-        lines = [f"{self.directory}: {self.kind}"]
+        rows: list[tuple[str, object]] = []
         if self.run is not None:
             state = "finished" if self.run.finished else "not finished"
-            lines.append(f"  run           {state}; last whole checkpoint: {self.run.last_whole or 'none'}")
-            lines += [f"    {name}: {problem or 'whole'}" for name, problem in self.run.checkpoints.items()]
-        if self.weights is not None and self.weights != self.directory:
-            lines.append(f"  weights       {self.weights}")
+            rows.append(("run", f"{state}; latest valid checkpoint: {self.run.latest_valid_checkpoint or 'none'}"))
+            rows += [("", f"{name}: {problem or 'valid'}") for name, problem in self.run.checkpoints.items()]
+        if self.weights_directory not in (None, self.directory):
+            rows.append(("weights", self.weights_directory))
         if self.architecture is not None:
-            scheme = (
-                "none of ours (a stock model)"
-                if self.kind == "stock"
-                else truncate_repr(self.position_scheme, json.dumps)
-            )
-            lines.append(f"  architecture  {self.architecture}")
-            lines.append(f"  scheme        {scheme}")
-            lines.append(f"  base model    {self.base_model or 'not recorded'}")
-        if self.files:
-            lines.append(f"  parameters    {self.parameters:,}, of the scheme {self.scheme_parameters:,}")
-            lines += [
-                f"  {'whole' if self.sealed else 'file':<13} {name} ({size:,} bytes)"
-                for name, size in self.files.items()
-            ]
+            is_stock = self.position_scheme is None
+            scheme = "stock encoding" if is_stock else truncate_repr(self.position_scheme, json.dumps)
+            rows += [("architecture", self.architecture), ("scheme", scheme)]
+            rows.append(("base model", self.base_model or "not recorded"))
+        if self.shards:
+            rows.append(("parameters", f"{self.num_parameters:,}, {self.num_scheme_parameters:,} in the scheme"))
+            checked = ", checksum verified" if self.manifest_verified else ""
+            rows += [("weights file", f"{name} ({size:,} bytes{checked})") for name, size in self.shards.items()]
+        lines = [f"{self.directory}: {self.kind}", *(f"  {label:<13} {value}" for label, value in rows)]
         if self.explanation is not None and self.explanation.layers:
             lines += [f"  {line}" for line in str(self.explanation).splitlines()]
-        lines += [f"  warning: {warning}" for warning in self.warnings]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
 
 
-def inspect(directory: str | Path) -> Inspection:
-    """Look at the directory of a variant, a stock checkpoint or a training run, or at a checkpoint of one.
+def inspect_checkpoint(directory: str | Path) -> Inspection:
+    """Inspect a variant, a stock checkpoint, or the output directory of a training run.
 
-    Damage is in the `problems` of what is returned. Raises ValueError if there is nothing to inspect.
+    Args:
+        directory: The directory to inspect.
+
+    Returns:
+        What it contains. Damage is listed in `problems`.
+
+    Raises:
+        PosEncError: If the directory contains neither a supported checkpoint nor a training run.
+
+    Example:
+        >>> inspection = hf_posenc.inspect_checkpoint("gpt2-rope")
+        >>> inspection.problems
+        []
     """
     directory = Path(directory).expanduser()
     if not directory.is_dir():
-        raise ValueError(f"{directory} is no directory; name that of a checkpoint or of a training run")
-    run = _run_in(directory)
+        raise PosEncError(f"{directory} is not a directory; expected a checkpoint or the output of a training run")
+    run = _read_run(directory)
     has_config = (directory / "config.json").is_file()
     if run is None and not has_config:
-        raise ValueError(
-            f"{directory} has neither a config.json nor a {RUN_STATE_FILE}: it is no checkpoint of transformers, nor "
-            "the output directory of `hf-posenc train`"
+        raise PosEncError(
+            f"{directory} has neither config.json nor {RUN_STATE_FILE}: it is not a checkpoint or a training run"
         )
-    found = Inspection(directory, "run" if run is not None else "stock", run=run)
+    result = Inspection(directory, "stock" if run is None else "run", run=run)
     if run is not None:
-        found.problems += [f"{name}: {problem}" for name, problem in run.checkpoints.items() if problem is not None]
-    whole = None if run is None or run.last_whole is None else directory / run.last_whole
-    found.weights = directory if has_config else whole
-    found.warnings += [
-        f"{name} is a pickle by its name: it is not read, and need not be" for name in pickles_in(directory)
-    ]
-    if found.weights is not None:
-        _look_at_weights(found, found.weights)
-    return found
+        result.problems += [f"{name}: {problem}" for name, problem in run.checkpoints.items() if problem is not None]
+        if run.latest_valid_checkpoint is not None:
+            result.weights_directory = directory / run.latest_valid_checkpoint
+    if has_config:
+        result.weights_directory = directory
+    result.warnings += [f"{name} looks like a pickle; it is never read" for name in list_pickles(directory)]
+    if result.weights_directory is not None:
+        _inspect_weights(result, result.weights_directory)
+    return result
 
 
-def _run_in(directory: Path) -> RunState | None:
+def _read_run(directory: Path) -> TrainingRun | None:
     if not (directory / RUN_STATE_FILE).is_file():
         return None
-    finished = read_json(directory / RUN_STATE_FILE).get("finished") is True
-    return RunState(finished, {path.name: verify_manifest(path) for path in list_checkpoints(directory)})
+    finished = read_json_object(directory / RUN_STATE_FILE).get("finished") is True
+    checkpoints = {path.name: verify_manifest(path) for path in list_checkpoints(directory)}
+    valid = (name for name, problem in checkpoints.items() if problem is None)
+    return TrainingRun(finished, checkpoints, next(valid, None))
 
 
-def _look_at_weights(found: Inspection, directory: Path) -> None:
-    model_type = read_fields(directory)["model_type"]
+def _inspect_weights(result: Inspection, directory: Path) -> None:
+    model_type = read_config_fields(directory)["model_type"]
     config = read_config(directory)
-    if not isinstance(config, VariantConfig) and model_type not in ARCHITECTURES:
-        raise ValueError(
-            f"{directory} holds a {truncate_repr(model_type)} model; hf_posenc knows {sorted(ARCHITECTURES)} and variants"
-        )
     if isinstance(config, VariantConfig):
-        config.position_specs  # noqa: B018
-        found.position_scheme = config.position_scheme
-        found.base_model = None if config.base_model is None else truncate_repr(config.base_model).strip("'\"")
-        found.kind = "variant" if found.kind == "stock" else found.kind
+        result.position_scheme = config.position_scheme
+        result.base_model = None if config.base_model is None else truncate_repr(config.base_model, str)
+        result.kind = "variant" if result.kind == "stock" else result.kind
+    elif model_type not in ARCHITECTURES:
+        raise PosEncError(
+            f"{directory} has the unsupported model type {truncate_repr(model_type)}; expected a variant or one of "
+            f"{sorted(ARCHITECTURES)}"
+        )
     names = config.architectures if isinstance(config.architectures, list) else []
-    found.architecture = truncate_repr(names[0] if names else model_type).strip("'\"")
-    shards: tuple[Shard, ...] = ()
+    result.architecture = truncate_repr(names[0] if names else model_type, str)
+    if (directory / MANIFEST_FILE).is_file():
+        problem = verify_manifest(directory)
+        result.manifest_verified = problem is None
+        result.problems += [] if problem is None else [f"{directory}: {problem}"]
     try:
         shards = read_shards(directory)
-    except ValueError as error:
-        found.problems.append(str(error))
-    if (directory / MANIFEST).is_file():
-        problem = verify_manifest(directory)
-        found.sealed = problem is None
-        if problem is not None:
-            found.problems.append(f"{directory}: {problem}")
-    if shards:
-        found.files = {shard.path.name: shard.path.stat().st_size for shard in shards}
-        tensors = {name: entry for shard in shards for name, entry in shard.entries.items()}
-        found.parameters = sum(entry.numbers for entry in tensors.values())
-        found.scheme_parameters = sum(entry.numbers for name, entry in tensors.items() if is_scheme_parameter(name))
-        found.explanation, problems, warnings = compare(config, tensors)
-        found.problems += problems
-        found.warnings += warnings
+    except PosEncError as error:
+        result.problems.append(str(error))
+        return
+    tensors = {name: info for shard in shards for name, info in shard.tensors.items()}
+    result.shards = {shard.path.name: shard.path.stat().st_size for shard in shards}
+    result.num_parameters = sum(info.numel for info in tensors.values())
+    result.num_scheme_parameters = sum(info.numel for name, info in tensors.items() if is_scheme_parameter(name))
+    report = check_weights(config, tensors)
+    result.explanation = report.explanation
+    result.problems += report.problems
+    result.warnings += report.warnings

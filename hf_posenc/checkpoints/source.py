@@ -1,130 +1,161 @@
-"""The checkpoint that is converted: a directory or a Hub id, its config and its shards."""
+"""Read checkpoints that others made: config.json is checked before transformers builds anything from it.
+
+Nothing in a checkpoint is executed, and sizes are compared with the weight files before memory is allocated.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.utils import CONFIG_NAME, cached_file
 
 from ..config import BASE_MODEL_KEY, VariantConfig
+from ..errors import PosEncError
 from ..model_types import VARIANT_PREFIX
-from ..patches.architecture import Architecture
-from ..patches.live_models import ARCHITECTURES
-from ..validation import truncate_repr
-from .config_file import read_config, read_fields
-from .expected_weights import compare, knows_head, layers_in
-from .file_names import COMPANION_FILES
-from .shards import Entry, Shard, read_shards
+from ..patches import ARCHITECTURES, Architecture
+from ..patches.compat import set_attn_implementation
+from ..validation import (
+    MAX_CONFIG_DEPTH,
+    MAX_CONFIG_STRING,
+    MAX_CONFIG_VALUES,
+    check_json_limits,
+    check_model_sizes,
+    truncate_repr,
+)
+from .download import download_checkpoint
+from .shards import Shard, TensorInfo, read_shards
+from .weight_check import check_weights, count_layers, has_stock_head
 
-WEIGHTS = ("config.json", "*.safetensors", SAFE_WEIGHTS_INDEX_NAME)
-MOST_TOLD = 3
-"""Of what is wrong with weights."""
+MAX_JSON_BYTES = 64 * 2**20
+MAX_PROBLEMS_SHOWN = 3
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from an untrusted file. Raises `PosEncError` if it is anything else, or too large."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise PosEncError(f"the file has {path.stat().st_size:,} bytes; at most {MAX_JSON_BYTES:,} are read")
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise PosEncError("expected a JSON object")
+        check_json_limits(values, path.name, MAX_CONFIG_DEPTH, MAX_CONFIG_VALUES, MAX_CONFIG_STRING)
+    except (OSError, ValueError, RecursionError) as error:
+        raise PosEncError(f"{path} is not a valid JSON file: {truncate_repr(error, str)}") from None
+    return values
+
+
+def read_config_fields(directory: Path) -> dict[str, Any]:
+    """Read config.json as plain values. Raises `PosEncError` if it is missing, invalid, or its sizes are absurd."""
+    path = directory / CONFIG_NAME
+    if not path.is_file():
+        raise PosEncError(f"{directory} has no {CONFIG_NAME}: it is not a transformers checkpoint")
+    fields = read_json_object(path)
+    if not isinstance(fields.get("model_type"), str):
+        raise PosEncError(f"{path} is not a transformers config: it has no model_type")
+    check_model_sizes(fields)
+    return fields
+
+
+def read_config(source: str | Path, revision: str | None = None) -> PreTrainedConfig:
+    """Read the config of a checkpoint directory or Hub id, checked as untrusted input.
+
+    Args:
+        source: A directory or a Hub id.
+        revision: Branch, tag or commit of a Hub id.
+
+    Returns:
+        The config.
+
+    Raises:
+        PosEncError: If there is no valid config.
+    """
+    directory = Path(source).expanduser()
+    checkpoint: str | Path = directory if directory.is_dir() else str(source)
+    try:
+        if not directory.is_dir():
+            config_path = cached_file(str(source), CONFIG_NAME, revision=revision)
+            assert config_path is not None
+            directory = Path(config_path).parent
+        read_config_fields(directory)
+        return AutoConfig.from_pretrained(checkpoint, revision=revision, trust_remote_code=False)
+    except PosEncError:
+        raise
+    except Exception as error:  # config constructors raise many kinds of errors for wrong types
+        raise PosEncError(f"Cannot read the config of {source}: {truncate_repr(error, str)}") from error
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A checkpoint of a supported architecture, whose shards are all there and whole."""
+    """A stock checkpoint to convert: its architecture is supported and all its shards are valid."""
 
     directory: Path
-    config: Any
+    config: PreTrainedConfig
     architecture: Architecture
     shards: tuple[Shard, ...]
 
-    @property
-    def names(self) -> dict[str, Shard]:
-        return {name: shard for shard in self.shards for name in shard.entries}
-
-    def companions(self) -> list[Path]:
-        """Paths inside of the directory of the files that go along."""
-        found = {path for pattern in COMPANION_FILES for path in self.directory.glob(pattern) if path.is_file()}
-        return sorted(path.relative_to(self.directory) for path in found)
-
     @classmethod
-    def open(cls, source: str | Path, **hub: Any) -> Source:
-        """Raise ValueError, and say what to do, for whatever cannot be converted."""
+    def open(cls, source: str | Path, revision: str | None = None, token: str | bool | None = None) -> Source:
+        """Open a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
         try:
-            directory = _directory(source, hub)
-            config = _config(directory, source)
-            shards = read_shards(directory)
+            directory = download_checkpoint(source, revision=revision, token=token)
+            config = _read_stock_config(directory, source)
+            checkpoint = cls(directory, config, ARCHITECTURES[config.model_type], read_shards(directory))
         except OSError as error:
-            raise ValueError(f"{source} cannot be read: {error}") from error
-        found = cls(directory, config, ARCHITECTURES[config.model_type], shards)
-        found._refuse_other_sizes()
-        return found
+            raise PosEncError(f"{source} cannot be read: {error}") from error
+        checkpoint._check_sizes()
+        return checkpoint
 
-    @property
-    def entries(self) -> dict[str, Entry]:
-        return {name: shard.entries[name] for name, shard in self.names.items()}
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        return {name: info for shard in self.shards for name, info in shard.tensors.items()}
 
-    def _refuse_other_sizes(self) -> None:
-        """What is made new is as large as the config says: the files must bear it out, before memory is taken."""
-        entries, width, wanted = self.entries, self.config.hidden_size, self.config.num_hidden_layers
-        layers = layers_in(self.architecture, entries)
-        if wanted > layers:
-            raise ValueError(f"config.json is of {wanted} layers, and the weights are of {layers}")
-        if not any(width in entry.shape for entry in entries.values()):
-            raise ValueError(f"config.json is of a model {width:,} wide, and no tensor of the weights is")
+    @cached_property
+    def prefix(self) -> str:
+        """The prefix of the base model's parameters; empty if the model was saved without a head."""
+        prefix = self.architecture.base.base_model_prefix + "."
+        return prefix if any(name.startswith(prefix) for name in self.tensors) else ""
 
-    def refuse_other_weights(self, uses_stock_table: bool) -> None:
-        """The weights must be those of the config's model: but for its head, and for a table that is dropped."""
+    def _check_sizes(self) -> None:
+        """New tensors are sized by the config: the files must agree with it before memory is allocated."""
+        width, num_layers = self.config.hidden_size, count_layers(self.architecture, self.tensors)
+        if self.config.num_hidden_layers > num_layers:
+            raise PosEncError(
+                f"config.json has {self.config.num_hidden_layers} layers, but the weights have {num_layers}"
+            )
+        if not any(width in info.shape for info in self.tensors.values()):
+            raise PosEncError(f"config.json has a hidden size of {width:,}, but no tensor of the weights does")
+
+    def check_weights(self, uses_stock_table: bool) -> None:
+        """Check that the weights fit the config, except for the head and a position table that is dropped."""
         config = copy.deepcopy(self.config)
-        config._attn_implementation = "eager"  # whatever the machine has: nothing is computed here
-        if not knows_head(config, self.architecture):
+        set_attn_implementation(config, "eager")  # nothing is computed, so no kernel has to be installed
+        if not has_stock_head(config, self.architecture):
             config.architectures = None
-        dropped = None if uses_stock_table else f"{self.architecture.table}.weight"
-        _, problems, _ = compare(config, self.entries, only=lambda name: name != dropped)
+        dropped_table = None if uses_stock_table else f"{self.architecture.table}.weight"
+        problems = check_weights(config, self.tensors, include=lambda name: name != dropped_table).problems
         if problems:
-            raise ValueError(f"the weights are not those of config.json's model: {'; '.join(problems[:MOST_TOLD])}")
+            raise PosEncError(f"The weights do not fit config.json: {'; '.join(problems[:MAX_PROBLEMS_SHOWN])}")
 
 
-def _directory(source: str | Path, hub: dict[str, Any]) -> Path:
-    try:
-        directory = Path(source).expanduser()
-    except RuntimeError as error:  # a home that nobody has
-        raise ValueError(f"{source} cannot be read: {error}") from error
-    if directory.is_dir():
-        return directory
-    if directory.exists() or str(source).startswith((".", "/", "~")) or str(source).count("/") > 1:
-        raise ValueError(f"{source} is no directory; name a checkpoint's directory or a Hub id such as 'user/model'")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    from huggingface_hub.errors import HTTPError as RequestError  # of the client's own library, which has changed
-
-    try:
-        return Path(snapshot_download(str(source), allow_patterns=[*WEIGHTS, *COMPANION_FILES], **hub))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RequestError, OSError) as error:
-        raise ValueError(
-            f"{source!r} is neither a directory here nor a checkpoint that could be had from the Hub: {error}"
-        ) from error
-
-
-def _config(directory: Path, source: str | Path) -> Any:
-    values = read_fields(directory)
-    model_type = values["model_type"]
+def _read_stock_config(directory: Path, source: str | Path) -> PreTrainedConfig:
+    fields = read_config_fields(directory)
+    model_type = fields["model_type"]
     if model_type.startswith(VARIANT_PREFIX):
-        scheme = truncate_repr(values.get("position_scheme"), json.dumps)
-        made_from = (
-            truncate_repr(values[BASE_MODEL_KEY])
-            if BASE_MODEL_KEY in values
-            else "the checkpoint that it was made from"
-        )
-        raise ValueError(
-            f"{source} is a variant already, with the position scheme {scheme}. "
-            f"Convert {made_from}, whose own encoding is where every conversion begins"
-        )
+        scheme = truncate_repr(fields.get("position_scheme"), json.dumps)
+        base_model = truncate_repr(fields[BASE_MODEL_KEY]) if BASE_MODEL_KEY in fields else "the original checkpoint"
+        raise PosEncError(f"{source} is already a variant, with position scheme {scheme}. Convert {base_model} instead")
     if model_type not in ARCHITECTURES:
-        raise ValueError(
-            f"{source} is a {truncate_repr(model_type)} model, and hf_posenc knows {sorted(ARCHITECTURES)}: it has no place "
-            "for a position scheme in others"
-        )
+        raise PosEncError(f"{source} is a {truncate_repr(model_type)} model; supported are {sorted(ARCHITECTURES)}")
     config = read_config(directory)
-    if isinstance(config, VariantConfig):  # read off a field of older transformers
-        raise ValueError(
-            f"{source} has relative positions of transformers 4, whose parameters have other names: load it with "
-            "from_pretrained and save it with save_pretrained, which makes the 'shaw' variant that it is"
+    if isinstance(config, VariantConfig):  # BERT's position_embedding_type of transformers 4
+        raise PosEncError(
+            f"{source} uses relative positions of transformers 4. Load it with from_pretrained and save it with "
+            "save_pretrained, which makes it a 'shaw' variant"
         )
     return config

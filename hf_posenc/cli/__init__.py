@@ -1,6 +1,6 @@
-"""The command `hf-posenc`. `python -m hf_posenc` is the same. One file for each command."""
+"""The command line, `hf-posenc` or `python -m hf_posenc`. Importing the command modules registers their commands."""
 
-from . import convert, eval, inspect, plot, push, schemes, train
+from . import checkpoints, eval, plot, schemes, train
 from .app import app
 
-__all__ = ["app", "convert", "eval", "inspect", "plot", "push", "schemes", "train"]
+__all__ = ["app", "checkpoints", "eval", "plot", "schemes", "train"]

@@ -1,6 +1,6 @@
-"""The command `hf-posenc`. `python -m hf_posenc` is the same.
+"""The Typer application that all commands are registered on, and what they share.
 
-Exit codes: 0 done, 1 something broke, 2 the request cannot be met (and what to do instead is said).
+Exit codes: 0 success, 1 failure or interrupt, 2 a request that cannot be met.
 """
 
 from __future__ import annotations
@@ -8,9 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ..errors import PosEncError
+
+if TYPE_CHECKING:
+    from ..spec import PositionScheme
 
 app = typer.Typer(
     name="hf-posenc",
@@ -19,32 +24,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
 
 
 @contextmanager
-def said_plainly() -> Iterator[None]:
-    """What cannot be done is a ValueError everywhere in the package: its message, and exit code 2."""
+def exit_on_user_error() -> Iterator[None]:
+    """Print the message of a `PosEncError` and exit with 2. Other exceptions are bugs and keep their traceback."""
     try:
         yield
     except ValueError as error:
         typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        typer.secho("interrupted: nothing is left half written", err=True)
+        typer.secho("interrupted: no partial output was left behind", err=True)
         raise typer.Exit(1) from None
 
 
-def scheme_of(text: str) -> Any:
-    """A scheme as it is given on a command line: a name, or JSON."""
+def parse_scheme_option(text: str) -> PositionScheme:
+    """Parse a position scheme from the command line: a name, or JSON."""
     if not text.lstrip().startswith(("{", "[", '"')):
         return text
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"--scheme must be the name of a scheme or JSON, and {text[:500]!r} is neither: {error}"
-        ) from None
+        raise PosEncError(f"--scheme must be a scheme name or valid JSON, got {text[:500]!r}: {error}") from None
 
 
 @app.callback()
@@ -53,9 +56,5 @@ def main() -> None:
 
     Example: hf-posenc convert openai-community/gpt2 --scheme rope --out gpt2-rope
 
-    Exits with 0 if it is done, 1 if something broke or was interrupted, 2 if it cannot be done as it was asked for.
+    Exit codes: 0 success, 1 failure or interrupt, 2 a request that cannot be met.
     """
-
-
-exit_on_user_error = said_plainly
-parse_scheme_option = scheme_of

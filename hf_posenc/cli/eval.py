@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from ..errors import PosEncError
-from .app import Json, app, said_plainly
+from .app import Json, app, exit_on_user_error
 
 Number = TypeVar("Number", int, float)
 
@@ -77,7 +77,7 @@ def evaluate(
 
     Example: accelerate launch -m hf_posenc eval ./variant --data test.txt --metrics all --dtype bfloat16
     """
-    with said_plainly():
+    with exit_on_user_error():
         from ..evaluation import METRICS, check_writable
         from ..evaluation import evaluate as run
         from ..plots.evaluation import save_evaluation_figures

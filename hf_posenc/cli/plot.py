@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import PosEncError
-from .app import Json, app, said_plainly, scheme_of
+from .app import Json, app, exit_on_user_error, parse_scheme_option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,7 +70,7 @@ def plot(
 
     Example: hf-posenc plot attention-by-distance --model ./my-gpt2 --scheme alibi --data text.txt --out attention.png
     """
-    with said_plainly():
+    with exit_on_user_error():
         if kind not in KINDS:
             raise PosEncError(f"Unknown plot {kind!r}; expected one of {', '.join(KINDS)}")
         if out is None and not as_json:
@@ -82,7 +82,7 @@ def plot(
         text = None if model is None or data is None else partial(analysis.tokenize_file, model, data, rows=rows)
         if KINDS[kind].on_text and text is None:
             raise PosEncError(f"{kind} is measured on a text: give --model and --data")
-        schemes = [(name, scheme_of(name)) for name in scheme or []]
+        schemes = [(name, parse_scheme_option(name)) for name in scheme or []]
         models = _checkpoints(model, schemes, compare, KINDS[kind].max_models > 1)
         if model is None:
             sizes: dict[str, Any] = {"hidden_size": hidden_size, "num_heads": num_heads, "num_layers": layer + 1}

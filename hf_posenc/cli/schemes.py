@@ -1,4 +1,4 @@
-"""`hf-posenc schemes`."""
+"""The command `schemes`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .app import Json, app
 
 @app.command()
 def schemes(as_json: Json = False) -> None:
-    """List all schemes, what they compute, and their options.
+    """List all position schemes with their formula, paper and options.
 
     Example: hf-posenc schemes
 
     Example: hf-posenc schemes --json | jq .t5.options
     """
-    import hf_posenc
+    from ..registry import list_schemes
 
-    found = hf_posenc.list_schemes()
+    infos = list_schemes()
     if as_json:
-        typer.echo(json.dumps({name: dataclasses.asdict(info) for name, info in found.items()}, default=str, indent=1))
+        typer.echo(json.dumps({name: dataclasses.asdict(info) for name, info in infos.items()}, default=str, indent=1))
         return
-    for info in found.values():
+    for info in infos.values():
         typer.echo(str(info))

@@ -245,7 +245,7 @@ def _hub_repo(arguments: TrainingArguments) -> str | None:
 
 
 def _push(directory: Path, repo: str, arguments: TrainingArguments) -> Any:
-    from ..hub.push import push_directory
+    from ..hub import push_directory
 
     options = {"private": arguments.hub_private_repo, "revision": getattr(arguments, "hub_revision", None)}
     return push_directory(directory, repo, token=arguments.hub_token, **options)

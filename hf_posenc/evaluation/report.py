@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoints.file_names import LENGTH_CURVE_FILE
+from ..checkpoints import LENGTH_CURVE_FILE
 from ..errors import PosEncError
 from .results import (
     METRICS,

@@ -1,1 +1,7 @@
-"""Variants on the Hub: what is uploaded, the card that goes with it, and what is said when it cannot be done."""
+"""Variants on the Hub: uploads and model cards."""
+
+from __future__ import annotations
+
+from .push import PushResult, push_directory, upload_saved_model
+
+__all__ = ["PushResult", "push_directory", "upload_saved_model"]

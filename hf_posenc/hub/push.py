@@ -1,72 +1,71 @@
-"""Push a variant's directory to the Hub: what belongs to it and nothing else, whole, and with a card."""
+"""Push variants to the Hub: exactly the files that belong to them, in one commit, with a model card."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from ..checkpoints.config_file import read_config, read_fields, read_json
-from ..checkpoints.file_names import COMPANION_FILES
-from ..checkpoints.shards import Shard, read_shards
-from ..config import REMOTE_CODE_MODULE, VariantConfig, write_remote_code_module
-from ..model_types import VARIANT_PREFIX
-from .card import card_of
-from .readme import README, Readme
-from .troubles import told_what_to_do
-from .upload import Remote, subject_in, write_readme
-
-NOTE = "run.json"
-"""What a training run leaves in its directory."""
-NEVER = (
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".pkl",
-    ".pickle",
-    ".joblib",
-    ".npy",
-    ".npz",
-    ".h5",
-    ".safetensors",
-    ".msgpack",
+from ..checkpoints import (
+    RUN_STATE_FILE,
+    companion_files,
+    read_config,
+    read_config_fields,
+    read_json_object,
+    read_shards,
+    translate_hub_errors,
 )
-"""Endings of weights and of pickles, which no file of a tokenizer has."""
+from ..config import REMOTE_CODE_MODULE, VariantConfig, write_remote_code_module
+from ..errors import PosEncError
+from ..model_types import VARIANT_PREFIX
+from .model_card import CARD_FILE, CardContent, is_replaceable, list_tags, read_local_card, write_card
+from .repository import Repository
+
+FOREIGN_WEIGHTS = (".npy", ".npz", ".h5", ".msgpack")
+"""Suffixes of weights in formats that a push leaves out, as it does pickles."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Pushed:
-    """What a push did."""
+class PushResult:
+    """The result of `push_directory`.
 
-    repo: str
+    Attributes:
+        repo_id: The repository.
+        revision: The branch, or the reference of the pull request.
+        commit: The commit hash.
+        url: The page of the commit.
+        files: Files of the commit.
+        removed: Weight files of an earlier push that were deleted.
+        card: Whether the card was generated, is the README.md of the directory, or was left as it is on the Hub.
+        pull_request: The page of the pull request, if there is one.
+    """
+
+    repo_id: str
     revision: str
     commit: str
     url: str
     files: tuple[str, ...]
     removed: tuple[str, ...]
-    """Weights of an earlier push, in other shards."""
-    card: Literal["generated", "yours", "theirs"]
-    """Whether the card was generated, is the directory's own, or that of the repo, which somebody wrote."""
+    card: Literal["generated", "local", "remote"]
     pull_request: str | None = None
 
     def __str__(self) -> str:
-        lines = [f"{self.repo} ({self.revision}) at {self.url}", *(f"  {name}" for name in self.files)]
+        card = {"generated": "generated", "local": f"the directory's {CARD_FILE}", "remote": "unchanged on the Hub"}
+        lines = [f"{self.repo_id} ({self.revision}) at {self.url}", *(f"  {name}" for name in self.files)]
         lines += [f"  removed: {name}" for name in self.removed]
-        told = {
-            "generated": "its card was generated",
-            "yours": f"its card is the {README} of the directory",
-            "theirs": "its card is left as it was: somebody wrote it",
-        }
-        return "\n".join([*lines, f"  {told[self.card]}"])
+        return "\n".join([*lines, f"  model card: {card[self.card]}"])
 
 
 def push_directory(
     directory: str | Path,
-    repo: str,
+    repo_id: str,
     *,
     private: bool | None = None,
     revision: str | None = None,
@@ -75,98 +74,103 @@ def push_directory(
     base_model: str | None = None,
     force: bool = False,
     token: str | bool | None = None,
-) -> Pushed:
-    """Push the variant in a directory to a repo of the Hub, which is made if it is not there.
+) -> PushResult:
+    """Push a saved variant to the Hub in one commit, with a model card.
 
-    Config, weights, tokenizer and generation files go there, the shim for remote code, and a card; no checkpoints of
-    a run, nor anything else that lies beside. All of it comes in one commit, to the branch `revision` if one is named,
-    as a pull request with `create_pr`. The card is written to README.md, unless somebody wrote one, here or there.
-    `base_model` is the Hub id of the stock checkpoint, where the variant does not know it. A repo that holds something
-    else than a variant is overwritten with `force` only. Raises ValueError for what cannot be done.
+    Uploads the config, weights, tokenizer and generation files, and the shim for remote code; training checkpoints and
+    other files are left out. A model card that somebody wrote is never replaced.
+
+    Args:
+        directory: The directory of the variant.
+        repo_id: The repository, such as `user/model`; created if it does not exist.
+        private: Create a private repository; refuse one that is public.
+        revision: The branch; created if it does not exist. Defaults to main.
+        message: The commit message.
+        create_pr: Open a pull request instead of committing to the branch.
+        base_model: Hub id of the stock checkpoint, if the variant does not record it.
+        force: Overwrite a repository that contains something other than a variant.
+        token: A Hub token; by default the stored one.
+
+    Returns:
+        What was committed.
+
+    Raises:
+        PosEncError: If the directory is not a complete variant, or the Hub refuses the push.
+
+    Example:
+        >>> hf_posenc.push_directory("gpt2-rope", "me/gpt2-rope", private=True)
     """
     directory = Path(directory).expanduser()
-    config, shards = _variant_in(directory)
+    config = _read_variant(directory)
+    message = (
+        message or f"Upload variant with position scheme {' + '.join(spec.name for spec in config.position_specs)}"
+    )
     _check_base_model(base_model)
-    mine = _read_readme(directory)
-    with told_what_to_do(repo):
-        from huggingface_hub import HfApi
-
-        made = HfApi(token=token, library_name="hf_posenc").create_repo(repo, private=private, exist_ok=True)
-        remote = Remote.look(made.repo_id, revision, token, create_pr)
-        _refuse_place(remote, private, force)
-        theirs = remote.readme()
-    kind: Literal["generated", "yours", "theirs"] = "generated"
-    if mine is not None and not mine.may_be_replaced:
-        kind = "yours"
-    elif theirs is not None and not theirs.may_be_replaced:
-        kind = "theirs"
+    local_card = read_local_card(directory)
+    with translate_hub_errors(repo_id):
+        created = HfApi(token=token, library_name="hf_posenc").create_repo(repo_id, private=private, exist_ok=True)
+        repository = Repository.open(created.repo_id, revision, token, create_pr)
+        _check_repository(repository, private, force)
+        remote_card = repository.read_card()
+    card_source: Literal["generated", "local", "remote"] = "generated"
+    if not is_replaceable(local_card):
+        card_source = "local"
+    elif not is_replaceable(remote_card):
+        card_source = "remote"
     else:
-        known = [readme for readme in (theirs, mine) if readme is not None]
-        named = [readme.metadata["base_model"] for readme in known if readme.metadata.get("base_model")]
-        base = base_model or config.base_model or (str(named[-1]) if named else None)
-        subject = subject_in(directory, remote.repo, config, base, revision)
-        write_readme(directory, card_of(subject).with_metadata_of(*known))
+        recorded = [card.data.get("base_model") for card in (local_card, remote_card) if card is not None]
+        base_model = base_model or config.base_model or next((name for name in recorded if name), None)
+        content = CardContent(repository.repo_id, config, directory, base_model, revision)
+        write_card(content, remote_card, local_card)
     write_remote_code_module(type(config), directory)
-    files = _files_of(directory, shards)
-    if kind == "theirs":
-        files.pop(README, None)
-    scheme = json.dumps(config.position_scheme)
-    with told_what_to_do(remote.repo):
-        done = remote.commit(files, message or f"Upload the variant with position scheme {scheme}", None, create_pr)
-    return Pushed(
-        repo=remote.repo,
-        revision=done.pr_revision or revision or "main",
-        commit=done.oid,
-        url=done.commit_url,
+    files = _variant_files(directory)
+    if card_source == "remote":
+        files.pop(CARD_FILE, None)
+    with translate_hub_errors(repository.repo_id):
+        commit = repository.commit(files, message, create_pr=create_pr)
+    return PushResult(
+        repo_id=repository.repo_id,
+        revision=commit.pr_revision or revision or "main",
+        commit=commit.oid,
+        url=commit.commit_url,
         files=tuple(sorted(files)),
-        removed=tuple(remote.left_over(set(files))),
-        card=kind,
-        pull_request=done.pr_url,
+        removed=tuple(repository.stale_weights(set(files))),
+        card=card_source,
+        pull_request=commit.pr_url,
     )
 
 
-def _variant_in(directory: Path) -> tuple[Any, tuple[Shard, ...]]:
-    """The config and shards of a directory that holds a whole variant; ValueError for any other."""
-    if not (directory / CONFIG_NAME).is_file():
-        raise ValueError(f"{directory} has no {CONFIG_NAME}: name the directory that a variant was saved to")
-    model_type = read_fields(directory)["model_type"]
+def _read_variant(directory: Path) -> VariantConfig:
+    """Check that a directory contains a complete variant, and read its config."""
+    model_type = read_config_fields(directory)["model_type"]
     if not model_type.startswith(VARIANT_PREFIX):
-        raise ValueError(
-            f"{directory} holds a {model_type!r} model without a position scheme: make a variant of it with `hf-posenc "
-            "convert`, or push it as it is with `hf upload`"
+        raise PosEncError(
+            f"{directory} contains a {model_type!r} model without a position scheme: use `hf-posenc convert` first, or "
+            "push it unchanged with `hf upload`"
         )
-    note = directory / NOTE
-    if note.is_file() and not read_json(note).get("finished"):
-        raise ValueError(f"{directory} holds a training run that is not finished: ask for it again to go on with it")
+    run_state = directory / RUN_STATE_FILE
+    if run_state.is_file() and not read_json_object(run_state).get("finished"):
+        raise PosEncError(f"{directory} contains an unfinished training run: rerun the same command to resume it")
     config = read_config(directory)
     assert isinstance(config, VariantConfig)
-    config.position_specs  # noqa: B018
-    return config, read_shards(directory)
+    read_shards(directory)
+    return config
 
 
-def _check_base_model(name: str | None) -> None:
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
+def _check_base_model(base_model: str | None) -> None:
     try:
-        if name is not None:
-            validate_repo_id(name)
+        if base_model is not None:
+            validate_repo_id(base_model)
     except HFValidationError:
-        raise ValueError(f"base_model is a Hub id such as 'openai-community/gpt2', not {name!r}") from None
+        raise PosEncError(f"base_model must be a Hub id such as openai-community/gpt2, got {base_model!r}") from None
 
 
-def _read_readme(directory: Path) -> Readme | None:
-    path = directory / README
-    return Readme.read(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def _refuse_place(remote: Remote, private: bool | None, force: bool) -> None:
-    if private and not remote.private:
-        raise ValueError(
-            f"{remote.repo} is there already and public, so that nothing was pushed: make it private on the Hub, or "
-            "take another name"
+def _check_repository(repository: Repository, private: bool | None, force: bool) -> None:
+    if private and not repository.private:
+        raise PosEncError(
+            f"{repository.repo_id} already exists and is public (nothing was pushed): make it private, or use another"
         )
-    config = remote.text_of(CONFIG_NAME)
+    config = repository.read_text(CONFIG_NAME)
     if config is None or force:
         return
     try:
@@ -174,17 +178,64 @@ def _refuse_place(remote: Remote, private: bool | None, force: bool) -> None:
     except (json.JSONDecodeError, AttributeError):
         model_type = None
     if not str(model_type).startswith(VARIANT_PREFIX):
-        raise ValueError(
-            f"{remote.repo} holds a {model_type!r} model that is no variant, and a push would take its place: name "
-            "another repo or a --revision, or pass force=True (--force)"
+        raise PosEncError(
+            f"{repository.repo_id} contains a {model_type!r} model that is not a variant. Push to another repository "
+            "or --revision, or overwrite it with force=True (--force)"
         )
 
 
-def _files_of(directory: Path, shards: tuple[Shard, ...]) -> dict[str, Path]:
-    """By their names in the repo, the files that belong to the variant and that are there."""
-    names = [CONFIG_NAME, README, f"{REMOTE_CODE_MODULE}.py", *(shard.path.name for shard in shards)]
+def _variant_files(directory: Path) -> dict[str, Path]:
+    """The files that belong to a variant, by their names in the repository."""
+    names = [CONFIG_NAME, CARD_FILE, f"{REMOTE_CODE_MODULE}.py", *(shard.path.name for shard in read_shards(directory))]
     if SAFE_WEIGHTS_NAME not in names:
         names.append(SAFE_WEIGHTS_INDEX_NAME)
-    found = [path for pattern in COMPANION_FILES for path in directory.glob(pattern) if path.suffix not in NEVER]
-    files = {path.relative_to(directory).as_posix(): path for path in [*found, *(directory / name for name in names)]}
-    return {name: path for name, path in files.items() if path.is_file()}
+    names += [path.as_posix() for path in companion_files(directory) if path.suffix not in FOREIGN_WEIGHTS]
+    return {name: directory / name for name in names if (directory / name).is_file()}
+
+
+def upload_saved_model(
+    directory: Path,
+    repo_id: str,
+    timestamps: dict[str, float],
+    message: str | None = None,
+    token: str | bool | None = None,
+    create_pr: bool = False,
+    revision: str | None = None,
+    description: str | None = None,
+) -> CommitInfo:
+    """The upload of `model.push_to_hub`, with a card for the variant and without stale shards.
+
+    Args:
+        directory: Where transformers has saved the model and a card: the repository's own, or an empty template.
+        repo_id: The repository.
+        timestamps: Modification times from before the model was saved; unchanged files are not uploaded.
+        message: The commit message.
+        token: A Hub token; by default the stored one.
+        create_pr: Open a pull request.
+        revision: The branch.
+        description: The commit description.
+
+    Returns:
+        The commit.
+    """
+    repository = Repository.open(repo_id, revision, token, create_pr)
+    changed = [path for path in sorted(directory.iterdir()) if os.path.getmtime(path) > timestamps.get(path.name, -1)]
+    files = {path.relative_to(directory).as_posix(): path for entry in changed for path in _files_under(entry)}
+    saved_card, remote_card = read_local_card(directory), repository.read_card()
+    assert saved_card is not None
+    if is_replaceable(remote_card):
+        config = read_config(directory)
+        assert isinstance(config, VariantConfig)
+        recorded = None if remote_card is None else remote_card.data.get("base_model")
+        # Metric files in the directory were not measured on the model as it is now, so the card shows none.
+        base_model = config.base_model or recorded
+        content = CardContent(repo_id, config, directory, base_model, revision, has_metrics=False)
+        write_card(content, remote_card, tags=list_tags(saved_card))
+        files[CARD_FILE] = directory / CARD_FILE
+    elif remote_card is not None and remote_card.text.strip() != saved_card.text.strip():
+        files.pop(CARD_FILE, None)  # the card of another branch
+    return repository.commit(files, message or "Upload model", description, create_pr)
+
+
+def _files_under(path: Path) -> list[Path]:
+    return [path] if path.is_file() else [child for child in sorted(path.iterdir()) if child.is_file()]

@@ -1,10 +1,11 @@
-"""What cannot be converted is refused with a way out, and whatever happens, nothing is ever half there."""
+"""What cannot be converted is refused with advice, and a failed conversion leaves nothing behind."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,298 +16,277 @@ from safetensors.torch import load_file, save_file, save_model
 from transformers import AutoModelForCausalLM
 
 import hf_posenc
-from hf_posenc.checkpoints import atomic as appearing
-from hf_posenc.checkpoints import convert as conversion
-from hf_posenc.checkpoints.shards import CorruptShard, Shard
+from hf_posenc import PosEncError
+from hf_posenc.checkpoints import Shard, convert, files
+from tests.checkpoints.stock_checkpoints import file_hashes, save_stock, update_json
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
-from tests.support.conversion import hashes, saved
 
 STEPS = [
     (Shard, "link_or_copy"),
-    (Shard, "write"),
-    (conversion, "save_file"),
+    (Shard, "rewrite"),
+    (convert, "save_file"),
     (shutil, "copyfile"),
-    (appearing, "_flush"),
-    (appearing, "_put_in_place"),
+    (files, "_flush"),
+    (files, "_move_into_place"),
 ]
+FAILURES = {
+    "interrupt": (KeyboardInterrupt(), KeyboardInterrupt, None),
+    "disk-full": (OSError(28, "No space left on device"), PosEncError, "No space left"),
+    "disk-full-in-safetensors": (
+        SafetensorError("Error while serializing: I/O error: No space left on device"),
+        PosEncError,
+        "No space left",
+    ),
+    "input-output-error": (OSError(5, "Input/output error"), PosEncError, "Input/output error"),
+}
 
 
-ERRORS = [
-    (KeyboardInterrupt(), KeyboardInterrupt, None),
-    (OSError(28, "No space left on device"), ValueError, "no space left"),
-    (SafetensorError("Error while serializing: I/O error: No space left on device"), ValueError, "no space left"),
-    (OSError(5, "Input/output error"), ValueError, "nothing of it is left: .*Input/output error"),
-]
-
-
-@pytest.mark.parametrize(("error", "expected", "match"), ERRORS, ids=["interrupt", "full", "full tensors", "broken"])
-@pytest.mark.parametrize(("holder", "name"), STEPS, ids=[name for _, name in STEPS])
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize(("owner", "name"), STEPS, ids=[name for _, name in STEPS])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_whatever_happens_nothing_is_left_behind(
-    holder: Any,
-    name: str,
-    after: bool,
-    error: BaseException,
-    expected: type[BaseException],
-    match: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_failure_at_any_step_leaves_nothing_behind(
+    owner: Any, name: str, after: bool, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = saved(tmp_path / "source", shard="20KB")
+    error, expected, match = FAILURES[failure]
+    source = save_stock(tmp_path / "source", max_shard_size="20KB")
     (source / "tokenizer.json").write_text("{}")
-    before, real = hashes(source), getattr(holder, name)
+    before, original = file_hashes(source), getattr(owner, name)
 
-    def fails(*args: Any, **kwargs: Any) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
         if after:
-            real(*args, **kwargs)
+            original(*args, **kwargs)
         raise error
 
-    monkeypatch.setattr(holder, name, fails)
+    monkeypatch.setattr(owner, name, fail)
     with pytest.raises(expected, match=match):
         hf_posenc.convert_checkpoint(source, "deberta", tmp_path / "a" / "b" / "out")
-    assert hashes(source) == before
-    complete = name == "_put_in_place" and after
+    assert file_hashes(source) == before
+    complete = name == "_move_into_place" and after
     assert sorted(path.name for path in tmp_path.iterdir()) == (["a", "source"] if complete else ["source"])
     if complete:
         assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["out"]
         AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "b" / "out")
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-8])
+def _header_length(path: Path, length: int) -> None:
+    path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
 
 
-def lengthen(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"12345678")
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-8]),
+    "too long": lambda path: path.write_bytes(path.read_bytes() + b"12345678"),
+    "scrambled header": lambda path: path.write_bytes(path.read_bytes()[:8] + b"\xff" * 64 + path.read_bytes()[72:]),
+    "header larger than the file": lambda path: _header_length(path, 90_000_000),
+    "header of an absurd size": lambda path: _header_length(path, 2**60),
+    "deeply nested header": lambda path: path.write_bytes((10**5).to_bytes(8, "little") + b"[" * 10**5),
+    "wrong offset": lambda path: path.write_bytes(
+        path.read_bytes().replace(b'"data_offsets":[0,', b'"data_offsets":[1,', 1)
+    ),
+    "missing": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "directory": lambda path: (path.unlink(), path.mkdir()),
+}
 
 
-def scramble(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:8] + b"\xff" * 64 + path.read_bytes()[72:])
-
-
-def misplace(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b'"data_offsets":[0,', b'"data_offsets":[1,', 1))
-
-
-@pytest.mark.parametrize("damage", [cut, lengthen, scramble, misplace, Path.unlink, lambda path: path.write_bytes(b"")])
-def test_damaged_shards_are_refused(damage: Any, tmp_path: Path) -> None:
-    source = saved(tmp_path / "source", shard="20KB")
-    damage(sorted(source.glob("*.safetensors"))[1])
-    before = hashes(source)
-    with pytest.raises(CorruptShard, match="model-00002"):
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_shard(damage: str, tmp_path: Path) -> None:
+    source = save_stock(tmp_path / "source", max_shard_size="20KB")
+    DAMAGE[damage](sorted(source.glob("*.safetensors"))[1])
+    before = file_hashes(source)
+    with pytest.raises(PosEncError, match="model-00002"):
         hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
-    assert hashes(source) == before
+    assert file_hashes(source) == before
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def rewrite(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_what_cannot_be_converted_is_refused_with_a_way_out(tmp_path: Path) -> None:
-    def refused(match: str, out: str | Path = tmp_path / "out", scheme: Any = "rope") -> None:
+def test_unsupported_sources_and_outputs(tmp_path: Path) -> None:
+    def check(match: str, output_dir: str | Path = tmp_path / "out", scheme: Any = "rope") -> None:
         with pytest.raises(ValueError, match=match):
-            hf_posenc.convert_checkpoint(source, scheme, out)
+            hf_posenc.convert_checkpoint(source, scheme, output_dir)
         assert not (tmp_path / "out").exists()
 
-    source = saved(tmp_path / "source")
-    refused("inside of the source", source / "out")
-    refused("inside of the source", source)
-    refused("inside of the source", tmp_path)
-    refused("rope.*alibi|unknown|no scheme", scheme="rop")
+    source: str | Path = save_stock(tmp_path / "source")
+    assert isinstance(source, Path)
+    for output_dir in (source / "out", source, tmp_path):
+        check("overlaps", output_dir)
+    check("rop", scheme="rop")
     (tmp_path / "file").write_text("x")
-    refused("is a file", tmp_path / "file")
-    rewrite(source / "config.json", model_type="t5")
-    refused("'t5' model.*bert.*gpt2.*llama")
+    check("is a file", tmp_path / "file")
+    update_json(source / "config.json", model_type="t5")
+    check("'t5'.*bert.*gpt2.*llama")
     (source / "config.json").write_text("{")
-    refused("no config of transformers")
+    check("config.json.*not a valid JSON")
     (source / "config.json").unlink()
-    refused("no config.json")
+    check("no config.json")
     source = tmp_path / "nowhere"
-    refused("is no directory")
+    check("not a directory")
     source = "no-such-user/no-such-model"
-    refused("neither a directory here nor")
-    source = saved(tmp_path / "pickled")
+    check("Hub.*no-such-user/no-such-model")
+    source = save_stock(tmp_path / "pickled")
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
-    refused("only safetensors")
+    check("only safetensors")
     source = tmp_path / "variant"
     tiny.model("gpt2", "alibi").save_pretrained(source)
-    refused('variant already, with the position scheme "alibi"')
+    check('already a variant.*"alibi"')
 
 
-def test_an_index_that_lies_is_refused(tmp_path: Path) -> None:
-    source = saved(tmp_path / "source", shard="20KB")
-    index = source / "model.safetensors.index.json"
-    good = json.loads(index.read_text())
+def test_wrong_index(tmp_path: Path) -> None:
+    source = save_stock(tmp_path / "source", max_shard_size="20KB")
+    index_path = source / "model.safetensors.index.json"
+    index = json.loads(index_path.read_text())
     for weight_map, match in (
-        ({**good["weight_map"], "more": good["weight_map"]["transformer.wte.weight"]}, "'more'"),
-        ({**good["weight_map"], "x": "../x.safetensors"}, "outside of"),
-        ([], "no index"),
+        ({**index["weight_map"], "more": index["weight_map"]["transformer.wte.weight"]}, "'more'"),
+        ({**index["weight_map"], "x": "../x.safetensors"}, "outside"),
+        ([], "not an index"),
     ):
-        index.write_text(json.dumps({**good, "weight_map": weight_map}))
-        with pytest.raises(CorruptShard, match=match):
+        index_path.write_text(json.dumps({**index, "weight_map": weight_map}))
+        with pytest.raises(PosEncError, match=match):
             hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
 
 
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    def refused(match: str, source: Path, scheme: Any = "rope") -> None:
-        with pytest.raises(ValueError, match=match):
+def test_weights_of_another_model(tmp_path: Path) -> None:
+    def check(match: str, source: Path, scheme: Any = "rope") -> None:
+        with pytest.raises(PosEncError, match=match):
             hf_posenc.convert_checkpoint(source, scheme, tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
-    def with_weights(name: str, change: Any) -> Path:
-        source = saved(tmp_path / name)
-        tensors = load_file(source / "model.safetensors")
-        change(tensors)
+    def save_with(name: str, changes: dict[str, torch.Tensor | None]) -> Path:
+        source = save_stock(tmp_path / name)
+        tensors = {**load_file(source / "model.safetensors"), **changes}
+        tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
         return source
 
-    lost = "transformer.h.1.attn.c_attn.weight"
-    refused("missing.*h.1.attn.c_attn.weight", with_weights("lost", lambda tensors: tensors.pop(lost)))
-    shorter = {lost: torch.zeros(32, 95)}
-    refused(
-        r"h.1.attn.c_attn.weight is of shape \(32, 95\)", with_weights("odd", lambda tensors: tensors.update(shorter))
-    )
-    table = {"transformer.wpe.weight": torch.zeros(40, 32)}
-    source = with_weights("short", lambda tensors: tensors.update(table))
-    refused(r"wpe.weight is of shape \(40, 32\)", source, ["learned", "alibi"])
-    source = saved(tmp_path / "heads")
-    rewrite(source / "config.json", n_head=3)
-    refused("no model|divisible", source)
-    source = saved(tmp_path / "index", shard="20KB")
-    index = source / "model.safetensors.index.json"
-    weight_map = json.loads(index.read_text())["weight_map"]
+    projection = "transformer.h.1.attn.c_attn.weight"
+    check("missing.*h.1.attn.c_attn.weight", save_with("missing", {projection: None}))
+    check(r"h.1.attn.c_attn.weight.*\(32, 95\)", save_with("narrow", {projection: torch.zeros(32, 95)}))
+    short_table = save_with("short", {"transformer.wpe.weight": torch.zeros(40, 32)})
+    check(r"wpe.weight.*\(40, 32\)", short_table, ["learned", "alibi"])
+    source = save_stock(tmp_path / "heads")
+    update_json(source / "config.json", n_head=3)
+    check("config.json|divisible", source)
+    source = save_stock(tmp_path / "index", max_shard_size="20KB")
+    index_path = source / "model.safetensors.index.json"
+    weight_map = json.loads(index_path.read_text())["weight_map"]
     last = max(weight_map.values())
-    rewrite(index, weight_map={name: file for name, file in weight_map.items() if file != last})
-    refused("missing", source)
+    update_json(index_path, weight_map={name: file for name, file in weight_map.items() if file != last})
+    check("missing", source)
 
 
-@pytest.mark.parametrize(("field", "match"), [("n_embd", "no tensor of the weights"), ("n_layer", "config.json is of")])
-def test_sizes_that_the_files_do_not_bear_out_take_no_memory(
+@pytest.mark.parametrize(("field", "match"), [("n_embd", "hidden size"), ("n_layer", "layers")])
+def test_compares_sizes_with_the_files_before_building_schemes(
     field: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = saved(tmp_path / "source")
-    rewrite(source / "config.json", **{field: 4096 if field == "n_embd" else 64})
-    monkeypatch.setattr(conversion, "plan", lambda *args: pytest.fail("schemes were built before sizes were compared"))
-    with pytest.raises(ValueError, match=match):
+    source = save_stock(tmp_path / "source")
+    update_json(source / "config.json", **{field: 4096 if field == "n_embd" else 64})
+    monkeypatch.setattr(convert, "plan_schemes", lambda *args: pytest.fail("schemes were built first"))
+    with pytest.raises(PosEncError, match=match):
         hf_posenc.convert_checkpoint(source, "deberta", tmp_path / "out")
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_weights_that_transformers_would_load_are_converted(architecture: str, tmp_path: Path) -> None:
-    """Of tied weights, under the head's name only; of a kernel that is not here; of a table that is dropped anyway."""
-    source = saved(tmp_path / "source", architecture)
+def test_accepts_weights_that_transformers_loads(architecture: str, tmp_path: Path) -> None:
+    """Tied weights stored under the head's name, a missing kernel, and a wrong table that is dropped anyway."""
+    source = save_stock(tmp_path / "source", architecture)
     if architecture == "llama":
         tiny.model("llama", dtype=torch.float32, tie_word_embeddings=True).save_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source)
     save_model(model, str(source / "model.safetensors"), metadata={"format": "pt"})
     assert not any("wte" in name or "embed_tokens" in name for name in load_file(source / "model.safetensors"))
     expected = AutoModelForCausalLM.from_pretrained(source, position_scheme="rope")
-    rewrite(source / "config.json", attn_implementation="flash_attention_2")
+    update_json(source / "config.json", attn_implementation="flash_attention_2")
     if architecture == "gpt2":
-        rewrite(source / "config.json", n_positions=77)
+        update_json(source / "config.json", n_positions=77)
     hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
-    rewrite(tmp_path / "out" / "config.json", attn_implementation="sdpa")
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    update_json(tmp_path / "out" / "config.json", attn_implementation="sdpa")
+    converted = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     with torch.no_grad():
-        assert torch.equal(found(tiny.tokens()).logits, expected(tiny.tokens()).logits)
+        assert torch.equal(converted(tiny.tokens()).logits, expected(tiny.tokens()).logits)
 
 
-def test_the_file_that_transformers_would_load_is_converted(tmp_path: Path) -> None:
-    """Of a single file and an index, left by two ways of saving, it is the file."""
-    source = saved(tmp_path / "source", shard="20KB")
-    model = tiny.model("gpt2", dtype=torch.float32, seed=5)
+def test_prefers_the_single_file_over_an_index(tmp_path: Path) -> None:
+    """As transformers does if both exist."""
+    source = save_stock(tmp_path / "source", max_shard_size="20KB")
+    model: Any = tiny.model("gpt2", dtype=torch.float32, seed=5)
     save_file(dict(model.transformer.state_dict()), source / "model.safetensors", metadata={"format": "pt"})
     hf_posenc.convert_checkpoint(source, "none", tmp_path / "out")
     with torch.no_grad():
-        found, known = (
-            AutoModelForCausalLM.from_pretrained(path, **scheme)(tiny.tokens()).logits
-            for path, scheme in ((tmp_path / "out", {}), (source, {"position_scheme": "none"}))
-        )
-    assert torch.equal(found, known)
+        converted = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(tiny.tokens()).logits
+        expected = AutoModelForCausalLM.from_pretrained(source, position_scheme="none")(tiny.tokens()).logits
+    assert torch.equal(converted, expected)
 
 
-def test_places_that_cannot_be_taken_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = saved(tmp_path / "source")
-    (tmp_path / "here").mkdir()
+def test_output_directories_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = save_stock(tmp_path / "source")
+    for name in ("working_dir", "mounted"):
+        (tmp_path / name).mkdir()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "working_dir")
     monkeypatch.setattr(os.path, "ismount", lambda path: str(path).endswith("mounted"))
-    (tmp_path / "mounted").mkdir()
-    for out, match in (
-        (".", "that you are in"),
+    for output_dir, match in (
+        (".", "working directory"),
         (tmp_path / "loop", "cannot be written"),
         (tmp_path / ("x" * 300), "cannot be written"),
         ("~no-such-user/out", "cannot be written"),
-        (tmp_path / "mounted", "mounted"),
+        (tmp_path / "mounted", "mount"),
     ):
         for force in (False, True):
-            with pytest.raises(ValueError, match=match):
-                hf_posenc.convert_checkpoint(source, "rope", out, force=force)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "loop", "mounted", "source"]
-    assert list((tmp_path / "here").iterdir()) == []
+            with pytest.raises(PosEncError, match=match):
+                hf_posenc.convert_checkpoint(source, "rope", output_dir, force=force)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loop", "mounted", "source", "working_dir"]
+    assert list((tmp_path / "working_dir").iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["empty", "dangling", "full"])
-def test_a_link_stays_and_what_it_names_is_written(kind: str, tmp_path: Path) -> None:
-    source, link, real = saved(tmp_path / "source"), tmp_path / "link", tmp_path / "real"
-    link.symlink_to(real)
-    if kind != "dangling":
-        real.mkdir()
-    if kind == "full":
-        (real / "old").write_text("x")
-    hf_posenc.convert_checkpoint(source, "rope", link, force=kind == "full")
+@pytest.mark.parametrize("target", ["empty", "dangling", "full"])
+def test_writes_through_a_symbolic_link(target: str, tmp_path: Path) -> None:
+    source, link, directory = save_stock(tmp_path / "source"), tmp_path / "link", tmp_path / "directory"
+    link.symlink_to(directory)
+    if target != "dangling":
+        directory.mkdir()
+    if target == "full":
+        (directory / "old").write_text("x")
+    hf_posenc.convert_checkpoint(source, "rope", link, force=target == "full")
     assert link.is_symlink()
-    assert not (real / "old").exists()
+    assert not (directory / "old").exists()
     AutoModelForCausalLM.from_pretrained(link)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real", "source"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["directory", "link", "source"]
 
 
-def test_what_fills_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, flush = saved(tmp_path / "source"), appearing._flush
+def test_keeps_files_that_another_process_writes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, flush = save_stock(tmp_path / "source"), files._flush
 
-    def somebody_else(directory: Path) -> None:
+    def flush_and_write(directory: Path) -> None:
         flush(directory)
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "theirs").write_text("x")
 
-    monkeypatch.setattr(appearing, "_flush", somebody_else)
-    with pytest.raises(ValueError, match="could not be written"):
+    monkeypatch.setattr(files, "_flush", flush_and_write)
+    with pytest.raises(PosEncError, match="Could not write"):
         hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["theirs"]
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    source = saved(tmp_path / "source", shard="20KB")
-    shard = sorted(source.glob("*.safetensors"))[1]
-    shard.unlink()
-    shard.mkdir()
-    with pytest.raises(ValueError, match="cannot be read.*Is a directory"):
-        hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
-
-
-def test_a_variant_names_what_it_was_made_from(tmp_path: Path) -> None:
+def test_variant_names_the_checkpoint_to_convert(tmp_path: Path) -> None:
     source = tmp_path / "variant"
     tiny.model("gpt2", "alibi").save_pretrained(source)
-    rewrite(source / "config.json", posenc_base_model="somebody/gpt2-small")
-    with pytest.raises(ValueError, match="Convert 'somebody/gpt2-small'"):
+    update_json(source / "config.json", posenc_base_model="somebody/gpt2-small")
+    with pytest.raises(PosEncError, match="somebody/gpt2-small"):
         hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
 
 
-def test_an_order_of_features_that_is_none(tmp_path: Path) -> None:
-    source = saved(tmp_path / "source", "llama")
-    with pytest.raises(ValueError, match="one of interleaved_to_halves, halves_to_interleaved; got 'foo'"):
+def test_unknown_rotary_change(tmp_path: Path) -> None:
+    source = save_stock(tmp_path / "source", "llama")
+    with pytest.raises(PosEncError, match="'foo'.*interleaved_to_halves, halves_to_interleaved"):
         hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out", rotary_weights="foo")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("content", "match"), [("", "no tokens"), (None, "drift cannot be measured")])
-def test_a_drift_that_cannot_be_measured(content: str | None, match: str, tmp_path: Path) -> None:
-    source = saved(tmp_path / "source")
+@pytest.mark.parametrize(("content", "match"), [("", "no tokens"), (None, "Cannot measure drift")])
+def test_drift_text_that_cannot_be_used(content: str | None, match: str, tmp_path: Path) -> None:
+    source = save_stock(tmp_path / "source")
     word_level.tokenizer().save_pretrained(source)
     if content is not None:
         (tmp_path / "text").write_text(content)
-    with pytest.raises(ValueError, match=match):
-        hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out", measure=tmp_path / "text")
+    with pytest.raises(PosEncError, match=match):
+        hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out", drift_text=tmp_path / "text")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""A config.json or a checkpoint from a stranger: refused with words, before memory is taken or anything is run."""
+"""Hostile configs and checkpoints are refused before memory is allocated or code is run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import hf_posenc
-from hf_posenc import validation as limits
 from hf_posenc.cli import app
 from hf_posenc.registry import SCHEMES
 from hf_posenc.spec import parse_position_scheme
+from hf_posenc.validation import check_model_sizes
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 
-MOST_BYTES, MOST_SECONDS = 200 * 2**20, 5.0
+MAX_BYTES, MAX_SECONDS = 200 * 2**20, 10.0
 HUGE = 10**12
 
 
@@ -36,53 +36,53 @@ def nested(depth: int, kind: str = "list") -> Any:
     return value
 
 
-def _peak() -> int:
+def _peak_memory() -> int:
     status = Path("/proc/self/status").read_text()
     return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 @contextlib.contextmanager
-def bounded() -> Iterator[None]:
-    """Neither memory nor time is spent. Where the system does not say what was, only time is watched."""
+def limited_resources() -> Iterator[None]:
+    """Assert that little memory and time are used. Without /proc, only time is checked."""
     reset = Path("/proc/self/clear_refs")
-    watched = reset.exists()
-    if watched:
+    can_measure = reset.exists()
+    if can_measure:
         reset.write_text("5")
-        before = _peak()
-    start = time.monotonic()
+        before = _peak_memory()
+    start = time.process_time()
     yield
-    assert time.monotonic() - start < MOST_SECONDS
-    if watched:
-        assert _peak() - before < MOST_BYTES
+    assert time.process_time() - start < MAX_SECONDS
+    if can_measure:
+        assert _peak_memory() - before < MAX_BYTES
 
 
-def test_the_bound_sees_memory_that_is_taken_and_given_back() -> None:
-    with pytest.raises(AssertionError), bounded():
-        torch.ones(MOST_BYTES // 4 + 2**22)
+def test_limit_notices_memory_that_was_freed() -> None:
+    with pytest.raises(AssertionError), limited_resources():
+        torch.ones(MAX_BYTES // 4 + 2**22)
 
 
-def _options_of(name: str) -> list[str]:
-    hints = {key: info.type for key, info in hf_posenc.list_schemes()[name].options.items()}
-    return [key for key, kind in hints.items() if "number" in kind and key != "layers"]
+def _numeric_options(name: str) -> list[str]:
+    options = hf_posenc.list_schemes()[name].options
+    return [key for key, info in options.items() if "number" in info.type and key != "layers"]
 
 
-NUMBERS = [(name, key) for name in SCHEMES for key in _options_of(name)]
-WRONG: list[Any] = [10**30, -1, math.nan, math.inf, True, "8", [8], {"a": 8}, nested(5)]
+NUMERIC_OPTIONS = [(name, key) for name in SCHEMES for key in _numeric_options(name)]
+INVALID_NUMBERS: list[Any] = [10**30, -1, math.nan, math.inf, True, "8", [8], {"a": 8}, nested(5)]
 
 
-@pytest.mark.parametrize(("name", "key"), NUMBERS)
-def test_no_option_takes_what_is_no_number_of_its_kind(name: str, key: str) -> None:
-    optional = {"mix": "concat"} if key == "position_size" else {}
-    for value in WRONG:
-        whole = "whole" in hf_posenc.list_schemes()[name].options[key].type
-        if value == 10**30 and not whole:
+@pytest.mark.parametrize(("name", "key"), NUMERIC_OPTIONS)
+def test_invalid_numbers_in_options(name: str, key: str) -> None:
+    required = {"mix": "concat"} if key == "position_size" else {}
+    for value in INVALID_NUMBERS:
+        is_integer = "whole" in hf_posenc.list_schemes()[name].options[key].type
+        if value == 10**30 and not is_integer:
             continue
-        with bounded(), pytest.raises(ValueError, match=key) as error:
-            parse_position_scheme({"type": name, **optional, key: value})
+        with limited_resources(), pytest.raises(ValueError, match=key) as error:
+            parse_position_scheme({"type": name, **required, key: value})
         assert len(str(error.value)) < 1000
 
 
-SCHEMES: dict[str, Any] = {
+HOSTILE_SCHEMES: dict[str, Any] = {
     "buckets": {"type": "t5", "num_buckets": HUGE, "max_distance": HUGE + 1},
     "buckets within a number": {"type": "t5", "num_buckets": 2**31 - 2, "max_distance": 2**31 - 1},
     "buckets a layer": {"type": "t5", "num_buckets": 2**28, "max_distance": 2**29, "shared": False},
@@ -107,11 +107,6 @@ SCHEMES: dict[str, Any] = {
     "long name": "x" * 1_000_000,
     "long key": {"type": "rope", "y" * 5000: 1},
     "long factors": {"type": "rope", "scaling": {"rope_type": "longrope", "short_factor": [1.0] * 30_000}},
-    "handover steps": {"type": "rope", "handover": {"from": "stock", "steps": 10**30}},
-    "handover step": {"type": "rope", "handover": {"from": "stock", "steps": 5, "step": 10**30}},
-    "handover shape": {"type": "rope", "handover": {"from": "stock", "steps": 5, "shape": nested(6)}},
-    "handover from": {"type": "rope", "handover": {"from": {"model": "x"}, "steps": 5}},
-    "handover": {"type": "rope", "handover": [1] * 15_000},
 }
 
 
@@ -127,69 +122,72 @@ def variant(stock: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def with_fields(source: Path, directory: Path, **fields: Any) -> Path:
+def copy_with_config(source: Path, directory: Path, **fields: Any) -> Path:
     shutil.copytree(source, directory)
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     return directory
 
 
-def refused(*line: Any) -> str:
-    """What the command says when it exits with 2."""
-    with bounded():
-        done = CliRunner().invoke(app, list(map(str, line)))
+def check_refused(*arguments: Any) -> str:
+    """Run a command that must exit with 2, and return its error message."""
+    with limited_resources():
+        done = CliRunner().invoke(app, list(map(str, arguments)))
     assert done.exit_code == 2, (done.output, done.exception)
     assert done.stderr.startswith("error: ")
     assert len(done.stderr) < 4000
     return done.stderr
 
 
-def training(model: Path, tmp_path: Path, *more: Any) -> list[Any]:
+def train_command(model: Path, tmp_path: Path, *options: Any) -> list[Any]:
     (tmp_path / "text.txt").write_text(word_level.text(400))
-    line = ["train", "--model", model, "--data", tmp_path / "text.txt", "--train-length", 16, "--max-steps", 1]
-    return [*line, "--output-dir", tmp_path / "out", "--report-to", "none", "--use-cpu", "--recipe", "naive", *more]
+    command = ["train", "--model", model, "--data", tmp_path / "text.txt", "--train-length", 16, "--max-steps", 1]
+    command += ["--output-dir", tmp_path / "out", "--report-to", "none", "--use-cpu", "--recipe", "naive"]
+    return [*command, *options]
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_a_hostile_scheme_in_a_config_is_refused(name: str, stock: Path, variant: Path, tmp_path: Path) -> None:
-    scheme = SCHEMES[name]
-    directory = with_fields(variant, tmp_path / "variant", position_scheme=scheme)
-    with bounded(), pytest.raises(ValueError) as error:  # noqa: PT011
+@pytest.mark.parametrize("name", HOSTILE_SCHEMES)
+def test_hostile_scheme(name: str, stock: Path, variant: Path, tmp_path: Path) -> None:
+    scheme = HOSTILE_SCHEMES[name]
+    directory = copy_with_config(variant, tmp_path / "variant", position_scheme=scheme)
+    with limited_resources(), pytest.raises(ValueError) as error:  # noqa: PT011
         AutoModel.from_pretrained(directory)
     assert len(str(error.value)) < 2000
     for architecture in ("bert", "gpt2", "llama"):
-        with bounded(), pytest.raises(ValueError):  # noqa: PT011
+        with limited_resources(), pytest.raises(ValueError):  # noqa: PT011
             AutoModel.from_config(tiny.config(architecture, position_scheme=scheme))
-    with bounded(), pytest.raises(ValueError):  # noqa: PT011
+    with limited_resources(), pytest.raises(ValueError):  # noqa: PT011
         hf_posenc.convert_checkpoint(stock, scheme, tmp_path / "converted")
     assert not (tmp_path / "converted").exists()
-    refused("inspect", directory)
+    check_refused("inspect", directory)
 
 
 @pytest.mark.parametrize("name", ["buckets within a number", "deep lists", "many"])
-def test_commands_that_are_given_one_refuse_it(name: str, stock: Path, variant: Path, tmp_path: Path) -> None:
-    scheme = json.dumps(SCHEMES[name])
-    refused("convert", stock, "--out", tmp_path / "converted", "--scheme", scheme)
-    refused(*training(stock, tmp_path, "--scheme", scheme))
-    refused(*training(with_fields(variant, tmp_path / "variant", position_scheme=SCHEMES[name]), tmp_path))
+def test_commands_refuse_hostile_schemes(name: str, stock: Path, variant: Path, tmp_path: Path) -> None:
+    scheme = json.dumps(HOSTILE_SCHEMES[name])
+    check_refused("convert", stock, "--out", tmp_path / "converted", "--scheme", scheme)
+    check_refused(*train_command(stock, tmp_path, "--scheme", scheme))
+    check_refused(
+        *train_command(copy_with_config(variant, tmp_path / "variant", position_scheme=HOSTILE_SCHEMES[name]), tmp_path)
+    )
 
 
 @pytest.mark.parametrize("depth", [10_000, 400])
-def test_nesting_beyond_what_json_is_read_to(depth: int, stock: Path, tmp_path: Path) -> None:
+def test_deeply_nested_config(depth: int, stock: Path, tmp_path: Path) -> None:
     deep = "[" * depth + "]" * depth
     directory = Path(shutil.copytree(stock, tmp_path / "deep"))
     text = (directory / "config.json").read_text().rstrip()[:-1]
     (directory / "config.json").write_text(f'{text}, "position_scheme": {deep}}}')
-    with bounded(), pytest.raises((ValueError, RecursionError)):  # transformers reads the file before we see it
+    with limited_resources(), pytest.raises((ValueError, RecursionError)):  # transformers parses the file first
         AutoConfig.from_pretrained(directory)
-    with bounded(), pytest.raises(ValueError, match="config of transformers"):
+    with limited_resources(), pytest.raises(ValueError, match="config.json"):
         hf_posenc.convert_checkpoint(directory, "rope", tmp_path / "converted")
-    refused("convert", stock, "--out", tmp_path / "converted", "--scheme", deep)
-    refused("inspect", directory)
-    refused(*training(directory, tmp_path, "--scheme", "rope"))
+    check_refused("convert", stock, "--out", tmp_path / "converted", "--scheme", deep)
+    check_refused("inspect", directory)
+    check_refused(*train_command(directory, tmp_path, "--scheme", "rope"))
 
 
-SIZES: dict[str, Any] = {
+HOSTILE_SIZES: dict[str, Any] = {
     "n_embd": [HUGE, -1, 0, "32", 32.5, True, [32]],
     "n_layer": [10**9, 1000, -1, "3"],
     "n_head": [10**9, 0],
@@ -200,36 +198,36 @@ SIZES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("field", SIZES)
-def test_hostile_sizes_of_a_model_are_refused(field: str, stock: Path, variant: Path, tmp_path: Path) -> None:
-    for number, value in enumerate(SIZES[field]):
+@pytest.mark.parametrize("field", HOSTILE_SIZES)
+def test_hostile_model_sizes(field: str, stock: Path, variant: Path, tmp_path: Path) -> None:
+    for number, value in enumerate(HOSTILE_SIZES[field]):
         fields = {"model_type": "gpt2", field: value}
-        bad = with_fields(stock, tmp_path / f"stock-{number}", **fields)
-        with bounded(), pytest.raises(ValueError, match="config"):
+        bad = copy_with_config(stock, tmp_path / f"stock-{number}", **fields)
+        with limited_resources(), pytest.raises(ValueError, match="config"):
             hf_posenc.convert_checkpoint(bad, "transformer_xl", tmp_path / "converted")
-        refused("inspect", bad)
-        if value != 1000:  # which a model may have, but not this one
-            refused(*training(bad, tmp_path, "--scheme", "alibi"))
-            with bounded(), pytest.raises(ValueError, match=f"config's {field}"):
-                AutoConfig.from_pretrained(with_fields(variant, tmp_path / f"variant-{number}", **{field: value}))
+        check_refused("inspect", bad)
+        if value != 1000:  # valid for a model, but not for these weights
+            check_refused(*train_command(bad, tmp_path, "--scheme", "alibi"))
+            with limited_resources(), pytest.raises(ValueError, match=field):
+                AutoConfig.from_pretrained(copy_with_config(variant, tmp_path / f"variant-{number}", **{field: value}))
 
 
-def test_sizes_that_are_each_possible_but_not_together() -> None:
-    with bounded(), pytest.raises(ValueError, match="parameters, more than"):
-        limits.refuse_sizes({"hidden_size": 2**16, "num_hidden_layers": 1024})
-    limits.refuse_sizes(
+def test_sizes_that_are_only_possible_separately() -> None:
+    with limited_resources(), pytest.raises(ValueError, match="parameters"):
+        check_model_sizes({"hidden_size": 2**16, "num_hidden_layers": 1024})
+    check_model_sizes(
         {"hidden_size": 16384, "num_hidden_layers": 126, "intermediate_size": 53248, "vocab_size": 128256}
     )
 
 
-def test_a_config_set_by_hand_is_looked_at_when_a_model_is_built() -> None:
+def test_config_is_checked_when_a_model_is_built() -> None:
     config = tiny.config("llama", position_scheme="alibi")
     config.__dict__["num_hidden_layers"] = 10**9
-    with bounded(), pytest.raises(ValueError, match="num_hidden_layers"):
+    with limited_resources(), pytest.raises(ValueError, match="num_hidden_layers"):
         AutoModelForCausalLM.from_config(config)
 
 
-def test_large_schemes_that_are_meant_are_built() -> None:
+def test_large_but_valid_schemes_are_built() -> None:
     with torch.device("meta"):
         model = AutoModel.from_config(
             tiny.config("llama", position_scheme={"type": "learned", "max_positions": 1_000_000})
@@ -240,7 +238,7 @@ def test_large_schemes_that_are_meant_are_built() -> None:
 
 
 class Trap:
-    """Unpickled, it makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -250,47 +248,56 @@ class Trap:
 
 
 @pytest.mark.parametrize("kind", ["stock", "variant"])
-def test_a_pickle_is_never_read(kind: str, stock: Path, variant: Path, tmp_path: Path) -> None:
-    sprung = tmp_path / "sprung"
-    directory = with_fields(stock if kind == "stock" else variant, tmp_path / kind)
+def test_pickles_are_never_read(kind: str, stock: Path, variant: Path, tmp_path: Path) -> None:
+    created = tmp_path / "created"
+    directory = copy_with_config(stock if kind == "stock" else variant, tmp_path / kind)
     for path in [*directory.glob("*.safetensors"), *directory.glob("*.index.json")]:
         path.unlink()
-    (directory / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(sprung)))
+    (directory / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(created)))
     scheme = ["--scheme", "alibi"] if kind == "stock" else []
-    lines = [["inspect", directory], training(directory, tmp_path, *scheme)]
-    lines += [["convert", directory, "--scheme", "rope", "--out", tmp_path / "converted"]] if kind == "stock" else []
-    lines += [["push", directory, "me/model"]] if kind == "variant" else []
-    for line in lines:
-        assert "pytorch_model.bin, a pickle" in refused(*line), line
-    teacher = training(stock, tmp_path, "--scheme", "alibi", "--teacher", "--teacher-model", directory)
-    assert "a pickle" in refused(*teacher)
-    assert not sprung.exists()
+    commands = [["inspect", directory], train_command(directory, tmp_path, *scheme)]
+    commands += [["convert", directory, "--scheme", "rope", "--out", tmp_path / "converted"]] if kind == "stock" else []
+    commands += [["push", directory, "me/model"]] if kind == "variant" else []
+    for command in commands:
+        assert "pytorch_model.bin, a pickle" in check_refused(*command), command
+    teacher = train_command(stock, tmp_path, "--scheme", "alibi", "--teacher", "--teacher-model", directory)
+    assert "a pickle" in check_refused(*teacher)
+    assert not created.exists()
     pickle.loads((directory / "pytorch_model.bin").read_bytes())
-    assert sprung.exists(), "the trap is none"
+    assert created.exists(), "the trap does not work"
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "posenc_gpt2", "stranger"])
-def test_code_that_a_config_names_is_not_run(model_type: str, stock: Path, variant: Path, tmp_path: Path) -> None:
-    sprung = tmp_path / "sprung"
+def test_code_named_in_a_config_is_not_run(model_type: str, stock: Path, variant: Path, tmp_path: Path) -> None:
+    created = tmp_path / "created"
     classes = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer")
     fields = {"model_type": model_type, "auto_map": dict.fromkeys(classes, "trap.Trap")}
     source = variant if model_type == "posenc_gpt2" else stock
-    directory = with_fields(source, tmp_path / "bad", **fields)
-    (directory / "trap.py").write_text(f"open({str(sprung)!r}, 'w').close()\nclass Trap: pass\n")
+    directory = copy_with_config(source, tmp_path / "bad", **fields)
+    (directory / "trap.py").write_text(f"open({str(created)!r}, 'w').close()\nclass Trap: pass\n")
     tokenizer = directory / "tokenizer_config.json"
-    told = {"auto_map": {"AutoTokenizer": ["trap.Trap", "trap.Trap"]}, "tokenizer_class": "Trap"}
-    tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), **told}))
+    changes = {"auto_map": {"AutoTokenizer": ["trap.Trap", "trap.Trap"]}, "tokenizer_class": "Trap"}
+    tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), **changes}))
     scheme = [] if model_type == "posenc_gpt2" else ["--scheme", "alibi"]
     (tmp_path / "measured.txt").write_text(word_level.text(200))
-    for line in (
+    for command in (
         ["inspect", directory],
         ["convert", directory, "--scheme", "rope", "--out", tmp_path / "converted"],
-        ["convert", directory, "--scheme", "rope", "--out", tmp_path / "two", "--measure", tmp_path / "measured.txt"],
+        [
+            "convert",
+            directory,
+            "--scheme",
+            "rope",
+            "--out",
+            tmp_path / "two",
+            "--drift-text",
+            tmp_path / "measured.txt",
+        ],
         ["push", directory, "me/model"],
-        training(directory, tmp_path, *scheme),
+        train_command(directory, tmp_path, *scheme),
     ):
-        done = CliRunner().invoke(app, list(map(str, line)), input="y\n" * 9)
-        assert done.exit_code in (0, 2), (line, done.output, done.exception)
-        assert not sprung.exists(), line
+        done = CliRunner().invoke(app, list(map(str, command)), input="y\n" * 9)
+        assert done.exit_code in (0, 2), (command, done.output, done.exception)
+        assert not created.exists(), command
     if (tmp_path / "converted").exists():
         assert "trap" not in (tmp_path / "converted" / "config.json").read_text()

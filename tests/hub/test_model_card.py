@@ -1,4 +1,4 @@
-"""The card of a pushed variant: what it says, and that what somebody wrote stays."""
+"""Model cards of pushed variants: their content, and that cards somebody wrote are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.hub_server import Hub
 from tests.support.hub_variants import saved
 
 
-def test_the_card(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:
+def test_card_content(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:
     saved(tmp_path, ["learned", {"type": "t5", "num_buckets": 16, "shared": False}])
     (tmp_path / "recovery.json").write_text('{"eval_perplexity": 23.456, "before": {"eval_loss": 9.5}}')
     (tmp_path / "length_curve.json").write_text('[{"length": 2048, "perplexity": 31.5}]')
@@ -24,35 +24,32 @@ def test_the_card(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> Non
         "pipeline_tag": "text-generation",
         "tags": ["hf_posenc", "positional-encoding", "gpt2", "learned", "t5"],
     }
-    for words in ("`num_buckets` = `16`", "kept (`transformer.wpe.weight`)", "| 2,048 | 31.5 |", "| 23.456 |"):
-        assert words in card["text"], words
-    assert "before: loss on held-out text | 9.5" in card["text"]
+    for expected in ("`num_buckets` = `16`", "kept (`transformer.wpe.weight`)", "| 2,048 | 31.5 |", "| 23.456 |"):
+        assert expected in card["text"], expected
+    assert "before: held-out loss | 9.5" in card["text"]
     assert "`transformer.h.*.attn.position_scheme.1.weight`" in card["text"]
     assert 'AutoModelForCausalLM.from_pretrained("me/variant")' in card["text"]
     assert str(tmp_path) not in json.dumps(card)
     (tmp_path / "length_curve.json").write_text('[{"length": "long"}]')
-    with pytest.raises(Failed, match="length_curve.json must be a list") as failed:
+    with pytest.raises(Failed, match="length_curve.json") as failed:
         owner.push(tmp_path, "me/variant")
     assert failed.value.is_value_error
 
 
 @pytest.mark.parametrize(("architecture", "task"), [("bert", "fill-mask"), ("llama", "text-generation")])
-def test_cards_of_the_other_architectures(
-    architecture: str, task: str, hub: Hub, owner: Client, tmp_path: Path
-) -> None:
+def test_cards_of_other_architectures(architecture: str, task: str, hub: Hub, owner: Client, tmp_path: Path) -> None:
     saved(tmp_path, "alibi", architecture=architecture)
     owner.push(tmp_path, "me/variant")
     card = owner.card("me/variant")
     assert card["metadata"]["pipeline_tag"] == task
     assert "base_model" not in card["metadata"]
-    assert "Nothing was measured" in card["text"]
-    assert ("position table is gone" if architecture == "bert" else "rotation of queries and keys is gone") in card[
-        "text"
-    ]
+    assert "No measurements" in card["text"]
+    stock_encoding = "position table" if architecture == "bert" else "rotary embedding"
+    assert f"{stock_encoding} is removed" in card["text"]
 
 
-def test_a_card_that_somebody_wrote_stays(hub: Hub, owner: Client, tmp_path: Path) -> None:
-    """One that was only generated is written anew, and what was added to its metadata is kept."""
+def test_edited_cards_are_kept(hub: Hub, owner: Client, tmp_path: Path) -> None:
+    """A generated card is replaced, but fields added to its metadata are kept."""
     saved(tmp_path, "alibi")
     readme = tmp_path / "README.md"
     assert owner.push(tmp_path, "me/variant")["card"] == "generated"
@@ -63,12 +60,12 @@ def test_a_card_that_somebody_wrote_stays(hub: Hub, owner: Client, tmp_path: Pat
     assert card["metadata"]["license"] == "mit"
     assert "`t5`" in card["text"]
     assert "alibi" not in card["text"]
-    written = readme.read_text().replace("# variant", "# My own words")
-    readme.write_text(written)
-    assert owner.push(tmp_path, "me/variant")["card"] == "yours"
-    assert (readme.read_text(), hub.files("me/variant")["README.md"].decode()) == (written, written)
+    edited = readme.read_text().replace("# variant", "# My words")
+    readme.write_text(edited)
+    assert owner.push(tmp_path, "me/variant")["card"] == "local"
+    assert (readme.read_text(), hub.files("me/variant")["README.md"].decode()) == (edited, edited)
     readme.unlink()
-    assert owner.push(tmp_path, "me/variant")["card"] == "theirs"
+    assert owner.push(tmp_path, "me/variant")["card"] == "remote"
     owner.push_model(tmp_path, "me/variant", seed=3, tags=["more"])
-    assert "# My own words" in owner.card("me/variant")["text"]
+    assert "# My words" in owner.card("me/variant")["text"]
     assert "more" in owner.card("me/variant")["metadata"]["tags"]

@@ -1,0 +1,222 @@
+"""Write directories safely: all files or none, flushed to disk, and listed with checksums.
+
+Also names the files that belong to a checkpoint. Imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from ..errors import PosEncError
+
+WEIGHT_FILES = ("config.json", "*.safetensors", "model.safetensors.index.json")
+COMPANION_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template*",
+    "additional_chat_templates/*",
+    "preprocessor_config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "modules.json",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
+)
+"""Tokenizer, generation and sentence-transformers files that are copied along with the weights."""
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+"""Suffixes of files that are or may be pickles. The package never reads any of them."""
+RUN_STATE_FILE = "run.json"
+"""The state of a training run, in its output directory."""
+RECOVERY_FILE = "recovery.json"
+"""Metrics measured at the end of training, shown on the model card."""
+LENGTH_CURVE_FILE = "length_curve.json"
+"""Perplexity by sequence length, shown on the model card."""
+MANIFEST_FILE = "manifest.json"
+_CHECKPOINT_DIRECTORY = re.compile(r"checkpoint-(\d+)")
+
+
+def companion_files(directory: Path) -> list[Path]:
+    """List the companion files of a checkpoint, as paths relative to its directory. Pickles are left out."""
+    matches = {path for pattern in COMPANION_FILES for path in directory.glob(pattern) if path.is_file()}
+    return sorted(path.relative_to(directory) for path in matches if path.suffix not in PICKLE_SUFFIXES)
+
+
+def list_pickles(directory: Path) -> list[str]:
+    """List files anywhere in a directory that have a pickle's suffix, as relative paths."""
+    matches = (path for path in directory.rglob("*") if path.suffix.lower() in PICKLE_SUFFIXES and path.is_file())
+    return sorted(path.relative_to(directory).as_posix() for path in matches)
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """List the `checkpoint-N` directories of a training run, newest first."""
+    matches = directory.glob("checkpoint-*")
+    checkpoints = [path for path in matches if path.is_dir() and _CHECKPOINT_DIRECTORY.fullmatch(path.name)]
+    return sorted(checkpoints, key=checkpoint_step, reverse=True)
+
+
+def checkpoint_step(checkpoint: Path) -> int:
+    """The training step in the name of a `checkpoint-N` directory."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def fsync(path: Path) -> None:
+    """Flush a file, or the entries of a directory, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_out_of_space(error: BaseException) -> bool:
+    """Whether an error, from Python or from safetensors, means that the disk or the quota is full."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(message in str(error) for message in ("No space left on device", "Disk quota exceeded"))
+
+
+def resolve_output_dir(output_dir: str | Path, source: Path, force: bool) -> Path:
+    """Resolve an output directory, links included, and check that it may be written.
+
+    Raises:
+        PosEncError: If it overlaps with `source` or the working directory, is a file or a mount point, cannot be
+            accessed, or is not empty and `force` is False.
+    """
+    try:
+        target, source, working_dir = Path(output_dir).expanduser().resolve(), source.resolve(), Path.cwd()
+        if target == source or source in target.parents or target in source.parents:
+            raise PosEncError(f"The output directory {output_dir} overlaps with the source {source}: choose another")
+        if target == working_dir or target in working_dir.parents:
+            raise PosEncError(f"The output directory {output_dir} contains the working directory: choose another")
+        if not target.exists():
+            return target
+        if not target.is_dir():
+            raise PosEncError(f"The output directory {output_dir} is a file: choose a directory")
+        if os.path.ismount(target):
+            raise PosEncError(f"The output directory {output_dir} is a mount point: choose a directory inside it")
+        if any(target.iterdir()) and not force:
+            raise PosEncError(
+                f"The output directory {output_dir} is not empty: choose another, or use force=True (--force)"
+            )
+        return target
+    except (OSError, RuntimeError) as error:  # a link loop, a name that is too long, an unknown home directory
+        raise PosEncError(f"The output directory {output_dir} cannot be written: {error}") from error
+
+
+@contextmanager
+def atomic_directory(target: Path, force: bool) -> Iterator[Path]:
+    """Yield a temporary directory that becomes `target` on success and is removed on any error.
+
+    Raises:
+        PosEncError: If writing fails, for instance because the disk is full.
+    """
+    created_parents = [parent for parent in target.parents if not parent.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        directory = _temporary_sibling(target, "partial")
+        try:
+            directory.chmod(0o777 & ~_umask())
+            yield directory
+            _flush(directory)
+            _move_into_place(directory, target, force)
+            created_parents = []
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        if is_out_of_space(error):
+            raise PosEncError(f"No space left on the disk of {target}; nothing was written") from error
+        raise PosEncError(f"Could not write {target}, and removed what had been written: {error}") from error
+    finally:
+        for parent in created_parents:
+            with suppress(OSError):  # another process has put files there in the meantime
+                parent.rmdir()
+
+
+def _temporary_sibling(target: Path, purpose: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", suffix=f".{purpose}", dir=target.parent))
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
+
+
+def _flush(directory: Path) -> None:
+    """Flush files before the directory is renamed: a crash must not leave empty files under the final name."""
+    for path in [*(path for path in directory.rglob("*") if path.is_file()), directory]:
+        fsync(path)
+
+
+def _move_into_place(directory: Path, target: Path, force: bool) -> None:
+    if not (force and target.exists()):
+        directory.replace(target)  # replaces an empty directory, but fails if it has been filled in the meantime
+        return
+    previous = _temporary_sibling(target, "replaced")
+    try:
+        target.replace(previous)
+    except BaseException:
+        previous.rmdir()
+        raise
+    try:
+        directory.replace(target)
+    except BaseException:
+        previous.replace(target)
+        raise
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def write_manifest(directory: Path) -> None:
+    """List all files of a directory in manifest.json, with sizes and checksums, and flush them to disk."""
+    files = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    entries = {name: {"size": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()}
+    manifest = directory / MANIFEST_FILE
+    manifest.write_text(json.dumps(entries, indent=1), encoding="utf-8")
+    for path in (*files.values(), manifest, directory):
+        fsync(path)
+
+
+def verify_manifest(directory: Path) -> str | None:
+    """Compare a directory with its manifest.
+
+    Returns:
+        None if every listed file is unchanged, otherwise a description of the first problem.
+    """
+    try:
+        entries = json.loads((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
+        expected = {name: (entry["size"], entry["sha256"]) for name, entry in entries.items()}
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+        return f"{MANIFEST_FILE} cannot be read ({error!r})"
+    for name, (size, sha256) in expected.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
+        if _sha256(path) != sha256:
+            return f"{name} does not match its checksum"
+    return None
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()

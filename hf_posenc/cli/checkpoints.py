@@ -1,0 +1,118 @@
+"""The commands `convert`, `inspect` and `push`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import Json, app, exit_on_user_error, parse_scheme_option
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="A checkpoint directory or a Hub id.")],
+    scheme: Annotated[str, typer.Option(help="A scheme name, or JSON for options or several schemes.")],
+    out: Annotated[Path, typer.Option(help="The output directory.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the output directory if it is not empty.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed for schemes with random initial values.")] = 0,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
+    rotary_weights: Annotated[
+        str | None,
+        typer.Option(help="Reorder LLaMA's rotary features: interleaved_to_halves or halves_to_interleaved."),
+    ] = None,
+    drift_text: Annotated[
+        Path | None, typer.Option(help="A text file on which to compare the outputs of source and variant.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Convert a checkpoint to another position scheme, without building the model.
+
+    Example: hf-posenc convert openai-community/gpt2 --scheme rope --out gpt2-rope
+
+    Example: hf-posenc convert ./my-bert --scheme '["learned", {"type": "t5", "num_buckets": 64}]' --out my-bert-t5
+    """
+    with exit_on_user_error():
+        from ..checkpoints import convert_checkpoint
+
+        conversion = convert_checkpoint(
+            source,
+            parse_scheme_option(scheme),
+            out,
+            force=force,
+            seed=seed,
+            revision=revision,
+            rotary_weights=rotary_weights,  # type: ignore[arg-type]
+            drift_text=drift_text,
+        )
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(conversion), default=str, indent=1))
+    else:
+        typer.echo(str(conversion))
+
+
+@app.command()
+def inspect(
+    directory: Annotated[Path, typer.Argument(help="A variant, a stock checkpoint or the output of a training run.")],
+    as_json: Json = False,
+) -> None:
+    """Show what a checkpoint contains and whether it is intact, without loading weights.
+
+    Shows the position scheme, the attention path of each layer, parameters, files, and the progress of a training run.
+    Exits with 2 if anything is damaged or missing.
+
+    Example: hf-posenc inspect gpt2-rope
+
+    Example: hf-posenc inspect out/checkpoint-500 --json
+    """
+    with exit_on_user_error():
+        from ..checkpoints import inspect_checkpoint
+        from ..errors import PosEncError
+
+        inspection = inspect_checkpoint(directory)
+        typer.echo(json.dumps(inspection.to_dict(), indent=1, default=str) if as_json else str(inspection))
+        if inspection.problems:
+            raise PosEncError("; ".join(inspection.problems))
+
+
+@app.command()
+def push(
+    directory: Annotated[Path, typer.Argument(help="The directory of a variant.")],
+    repo_id: Annotated[str, typer.Argument(help="The repository, such as user/model; created if it does not exist.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Create a private repository; refuse one that is public.")
+    ] = False,
+    revision: Annotated[str | None, typer.Option(help="The branch; created if it does not exist.")] = None,
+    message: Annotated[str | None, typer.Option(help="The commit message.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request.")] = False,
+    base_model: Annotated[
+        str | None, typer.Option(help="Hub id of the stock checkpoint for the model card, if it is not recorded.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a repository that contains something other than a variant.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Push a variant to the Hub with a model card.
+
+    Uses the token of `hf auth login` or HF_TOKEN. A README.md that somebody wrote is never replaced.
+
+    Example: hf-posenc push gpt2-rope me/gpt2-rope --private
+    """
+    with exit_on_user_error():
+        from ..hub import push_directory
+
+        result = push_directory(
+            directory,
+            repo_id,
+            private=private or None,
+            revision=revision,
+            message=message,
+            create_pr=create_pr,
+            base_model=base_model,
+            force=force,
+        )
+    typer.echo(json.dumps(dataclasses.asdict(result), indent=1) if as_json else str(result))

@@ -1,0 +1,62 @@
+"""`convert --drift-text` measures how far a variant's outputs are from the source's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+import hf_posenc
+from hf_posenc import PosEncError
+from hf_posenc.checkpoints import measure_drift
+from hf_posenc.cli import app
+from tests.support import tiny_models as tiny
+
+
+def save_tokenizer(directory: Path) -> None:
+    words = {f"w{number}": number for number in range(tiny.VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(directory)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert"])
+def test_drift(architecture: str, tmp_path: Path) -> None:
+    stock = tiny.model(architecture, dtype=torch.float32)
+    stock.save_pretrained(tmp_path / "stock")
+    save_tokenizer(tmp_path / "stock")
+    ids = tiny.tokens(3, tiny.TRAINED_LENGTH)
+    text = tmp_path / "text"
+    text.write_text(" ".join(f"w{token}" for token in ids.flatten().tolist()))
+    stock_scheme = "rope" if architecture == "llama" else "learned"
+    unchanged = hf_posenc.convert_checkpoint(tmp_path / "stock", stock_scheme, tmp_path / "same", drift_text=text).drift
+    assert unchanged is not None
+    assert unchanged.num_tokens == ids.numel()
+    assert (round(unchanged.hidden_state_cosine, 5), unchanged.kl_divergence) == (1, 0)
+    conversion = hf_posenc.convert_checkpoint(tmp_path / "stock", "none", tmp_path / "changed", drift_text=text)
+    drift = conversion.drift
+    assert drift is not None
+    assert drift.hidden_state_cosine < 0.99
+    assert "drift" in str(conversion)
+    if architecture == "bert":
+        assert drift.perplexity_before is None
+        return
+    changed = AutoModelForCausalLM.from_pretrained(tmp_path / "changed")
+    with torch.no_grad():
+        before, after = (model(ids, labels=ids).loss.exp().item() for model in (stock, changed))
+    assert drift.perplexity_before == pytest.approx(before, rel=1e-4)
+    assert drift.perplexity_after == pytest.approx(after, rel=1e-4)
+
+
+def test_failed_measurement_leaves_no_output(tmp_path: Path) -> None:
+    tiny.model("gpt2", dtype=torch.float32).save_pretrained(tmp_path / "stock")
+    command = ["convert", str(tmp_path / "stock"), "--scheme", "rope", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*command, "--drift-text", str(tmp_path / "missing.txt")])
+    assert result.exit_code == 2
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(PosEncError, match="no tokens"):
+        measure_drift(torch.nn.Identity(), torch.nn.Identity(), [], causal=True)
