@@ -78,12 +78,12 @@ def runs(names: list[str], length: int, causal: bool, batch: int, padded: bool, 
         inputs = {"inputs_embeds": torch.zeros(batch, length, 1).expand(-1, -1, WIDTH)}
         if padded:
             inputs["attention_mask"] = mask
-        positions = model.prepare_inputs(inputs).positions
+        layer = attention.layer_schemes(model.prepare_inputs(inputs).positions)
 
         def run() -> None:
             with torch.set_grad_enabled(grad):
                 output, _ = posenc_attention_forward(
-                    attention, query, key, value, visible if padded else None, posenc=positions, scaling=HEAD_SIZE**-0.5
+                    attention, query, key, value, visible if padded else None, posenc=layer, scaling=HEAD_SIZE**-0.5
                 )
                 finish(output)
 
