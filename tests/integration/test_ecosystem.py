@@ -20,6 +20,7 @@ from transformers import (
 )
 
 import hf_posenc
+from hf_posenc.errors import PosEncError
 from tests.support import tiny_models as tiny
 from tests.support.cases import CASES, DECODERS, Case, pairs
 
@@ -257,18 +258,18 @@ def test_schemes_leave_cross_attention_alone(case: Case, architecture: str, back
 def test_flash_refuses_a_score_term_by_name(case: Case, architecture: str) -> None:
     model = tiny.model(architecture, case.scheme, torch.float32)
     expected = model(tiny.tokens()).logits
-    with pytest.raises(ValueError, match=r"flash_attention_2.*score.*'sdpa', 'eager', 'flex_attention'"):
+    with pytest.raises(PosEncError, match=r"flash_attention_2.*score.*'sdpa', 'eager', 'flex_attention'"):
         model.set_attn_implementation("flash_attention_2")
     assert torch.equal(model(tiny.tokens()).logits, expected)
     config = tiny.config(architecture, position_scheme=case.scheme, attn_implementation="flash_attention_2")
-    with pytest.raises(ValueError, match="flash_attention_2"):
+    with pytest.raises(PosEncError, match="flash_attention_2"):
         tiny.MODEL_CLASSES[architecture](config)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
 def test_flex_refuses_a_value_term_by_name(architecture: str) -> None:
     model = tiny.model(architecture, "shaw", torch.float32)
-    with pytest.raises(ValueError, match=r"flex_attention.*value.*'shaw'.*'sdpa', 'eager'"):
+    with pytest.raises(PosEncError, match=r"flex_attention.*value.*'shaw'.*'sdpa', 'eager'"):
         model.set_attn_implementation("flex_attention")
     tiny.model(architecture, {"type": "shaw", "values": False}).set_attn_implementation("flex_attention")
 
@@ -299,7 +300,7 @@ def test_flash_attention_gets_rotated_states_and_the_real_config(monkeypatch: py
     packed = torch.cat([torch.arange(5), torch.arange(7)])[None]
     model(ids[:1], position_ids=packed)
     assert torch.equal(seen[-1][1], packed)
-    with pytest.raises(ValueError, match="single row|one row"):
+    with pytest.raises(PosEncError, match="single row|one row"):
         model(ids, position_ids=packed.expand(2, -1))
 
 
@@ -307,15 +308,15 @@ def test_inputs_that_a_cache_cannot_represent_are_rejected() -> None:
     model, ids = tiny.model("gpt2", "t5"), tiny.tokens(1, 8)
     packed = torch.cat([torch.arange(4), torch.arange(4)])[None]
     cache = model(ids, position_ids=packed, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="document"):
+    with pytest.raises(PosEncError, match="document"):
         model(ids[:, :1], past_key_values=cache, use_cache=True)
     cache = model(ids, position_ids=torch.arange(8)[None] * 3, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="use_cache=False"):
+    with pytest.raises(PosEncError, match="use_cache=False"):
         model(ids[:, :1], past_key_values=cache, use_cache=True)
     cache = model(ids[:, :4], position_ids=torch.arange(4)[None], use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="cached|continue"):
+    with pytest.raises(PosEncError, match="cached|continue"):
         model(ids[:, 4:5], position_ids=torch.tensor([[14]]), past_key_values=cache, use_cache=True)
-    with pytest.raises(ValueError, match="attention_mask"):
+    with pytest.raises(PosEncError, match="attention_mask"):
         model(
             ids[:, 4:5],
             attention_mask=torch.ones(1, 1),
@@ -323,7 +324,7 @@ def test_inputs_that_a_cache_cannot_represent_are_rejected() -> None:
             past_key_values=cache,
             use_cache=True,
         )
-    with pytest.raises(ValueError, match="continuous batching"):
+    with pytest.raises(PosEncError, match="continuous batching"):
         model(ids, cache=object())
     cache = StaticCache(config=model.config, max_cache_len=12)
     model(ids, position_ids=packed, past_key_values=cache, use_cache=True)
@@ -348,16 +349,16 @@ def test_length_dependent_scaling_rejects_a_cache_past_that_length(kind: str) ->
         past = model(ids[:, :-2], use_cache=True).past_key_values
         step = model(ids[:, -2:], past_key_values=past, use_cache=True).logits
         torch.testing.assert_close(step, model(ids, use_cache=False).logits[:, -2:], rtol=0, atol=3e-6)
-    with pytest.raises(ValueError, match=r"use_cache=False.*yarn"):
+    with pytest.raises(PosEncError, match=r"use_cache=False.*yarn"):
         model(ids[:, tiny.TRAINED_LENGTH :], past_key_values=cache, use_cache=True)
     assert model(ids, use_cache=False).logits.isfinite().all()
 
 
 def test_layers_cannot_be_called_without_the_model() -> None:
     model = tiny.model("gpt2", "alibi", torch.float32)
-    with pytest.raises(ValueError, match="positions"):
+    with pytest.raises(PosEncError, match="positions"):
         model.transformer.h[0](torch.zeros(1, 3, tiny.WIDTH))
     stock = tiny.model("gpt2", None, torch.float32)
     stock.config._attn_implementation_internal = "hf_posenc"
-    with pytest.raises(ValueError, match="hf_posenc"):
+    with pytest.raises(PosEncError, match="hf_posenc"):
         stock(tiny.tokens())

@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from hf_posenc.attention import strided
+from hf_posenc.errors import PosEncError
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES, CASES, DECODERS, Case, pairs
 from tests.support.tensor_sizes import LargestTensor
@@ -294,7 +295,7 @@ def test_runs_past_the_trained_length_or_explains_why_not(case: Case, architectu
         assert output.isfinite().all()
         return
     for inputs in ({}, {"position_ids": torch.arange(ids.shape[1])[None]}):
-        with pytest.raises(ValueError, match=rf"{ids.shape[1]}.*{tiny.TRAINED_LENGTH}.*rope"):
+        with pytest.raises(PosEncError, match=rf"{ids.shape[1]}.*{tiny.TRAINED_LENGTH}.*rope"):
             logits(model, ids, **inputs)
 
 

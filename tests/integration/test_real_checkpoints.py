@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_posenc
 from benchmarks.recovery.tasks import CheckpointMissing, data_path
+from hf_posenc.errors import PosEncError
 
 
 def checkpoint(name: str) -> Path:
@@ -66,7 +67,7 @@ def test_learned_equals_the_stock_gpt2() -> None:
         assert torch.equal(variant(ids).logits, stock(ids).logits)
     assert torch.equal(variant.generate(ids, **settings), stock.generate(ids, **settings))
     rows = stock.config.n_positions
-    with pytest.raises(ValueError, match=str(rows)):
+    with pytest.raises(PosEncError, match=str(rows)):
         variant(torch.zeros(1, rows + 1, dtype=torch.long))
     unlimited = AutoModelForCausalLM.from_pretrained(directory, position_scheme="t5")
     assert unlimited(torch.zeros(1, 5 * rows, dtype=torch.long)).logits.isfinite().all()

@@ -42,7 +42,7 @@ def stock_without_positions(architecture: str) -> Any:
 
 def causal_mask(architecture: str, length: int) -> torch.Tensor:
     visible = torch.ones(1, 1, length, length, dtype=torch.bool)
-    return tiny.additive(visible if architecture == "bert" else visible.tril())
+    return tiny.additive_mask(visible if architecture == "bert" else visible.tril())
 
 
 def stock_with_bias(architecture: str, ids: torch.Tensor, bias: torch.Tensor) -> Any:
@@ -194,6 +194,3 @@ def assert_equals_stock_with_layers(
         expected = stock(ids, attention_mask=mask).logits
         assert_equal_models(tiny.model(architecture, scheme), stock, expected, ids, atol)
     return expected
-
-
-complex_turn = complex_rotation  # former name

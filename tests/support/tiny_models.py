@@ -117,6 +117,3 @@ def tolerances(architecture: str) -> dict[str, float]:
 def additive_mask(visible: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """A mask to add to the attention scores: 0 where visible, the lowest finite number elsewhere."""
     return torch.where(visible, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
-
-
-same, additive, HEADS_OF = tolerances, additive_mask, MODEL_CLASSES

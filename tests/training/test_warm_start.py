@@ -42,7 +42,7 @@ def test_fit_brings_attention_closer_to_stock(architecture: str, scheme: Any) ->
     assert result.after < result.before
     with torch.no_grad():
         assert torch.equal(stock(input_ids).logits, logits)
-    assert type(stock) is tiny.HEADS_OF[architecture]
+    assert type(stock) is tiny.MODEL_CLASSES[architecture]
     assert "position_scheme" not in vars(stock.config)
     assert all(torch.equal(parameter, stock_weights[name]) for name, parameter in stock.named_parameters())
     assert all(parameter.requires_grad for parameter in stock.parameters())
@@ -89,7 +89,7 @@ def test_fit_recovers_a_bias_exactly() -> None:
     length, size = 16, tiny.WIDTH // tiny.HEADS
     query = attention.q_proj.bias.detach().view(tiny.HEADS, 1, size)
     key = attention.k_proj.bias.detach().view(-1, 1, size).repeat_interleave(2, 0)
-    turn = oracles.complex_turn(length, 10000.0, size, interleaved=False)
+    turn = oracles.complex_rotation(length, 10000.0, size, interleaved=False)
     rotated_query, rotated_key = (turn(of[None].expand(-1, -1, length, -1).double()) for of in (query, key))
     logits = (rotated_query[0, :, -1:] @ rotated_key[0].transpose(-1, -2))[:, 0] * size**-0.5
     scheme = {"type": "t5", "shared": False, "num_buckets": 64, "max_distance": 128}
