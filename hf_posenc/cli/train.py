@@ -20,6 +20,7 @@ from .app import Json, app, exit_on_user_error, parse_scheme_option
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from ..hub import PushResult
     from ..training import TrainRequest
 
 DEFAULT_ARGUMENTS = {
@@ -39,8 +40,16 @@ def _load_config_file(context: typer.Context, path: Path | None) -> Path | None:
     """Make the options in a YAML file the defaults of the command, and keep the others for TrainingArguments."""
     if path is None:
         return None
+    import yaml
+
     with exit_on_user_error():
-        values = _read_yaml(path)
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise PosEncError(f"Cannot read --config {path}: {error}") from None
+        if not isinstance(content, dict):
+            raise PosEncError(f"--config {path} must be a mapping of options to values")
+        values = {str(name).replace("-", "_"): value for name, value in content.items() if value is not None}
         options = {name: value for name, value in values.items() if name in _option_names(context)}
         for name, value in options.items():
             if name in COMMAND_LINE_ONLY:
@@ -58,18 +67,6 @@ def _load_config_file(context: typer.Context, path: Path | None) -> Path | None:
 
 def _option_names(context: typer.Context) -> set[str]:
     return {str(parameter.name) for parameter in context.command.params}
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise PosEncError(f"Cannot read --config {path}: {error}") from None
-    if not isinstance(values, dict):
-        raise PosEncError(f"--config {path} must be a mapping of options to values")
-    return {str(name).replace("-", "_"): value for name, value in values.items() if value is not None}
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -149,10 +146,12 @@ def train(
     # Trainer prints its logs, which are not JSON.
     stdout = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with exit_on_user_error(), stdout:
-        _check_installed()
-        missing = [name for name in REQUIRED if context.params[name] is None]
-        if missing:
-            raise PosEncError(f"--{missing[0].replace('_', '-')} is required")
+        not_installed = [name for name in ("accelerate", "datasets") if find_spec(name) is None]
+        if not_installed:
+            raise PosEncError(f"Training requires {' and '.join(not_installed)}: pip install hf_posenc[train]")
+        for name in REQUIRED:
+            if context.params[name] is None:
+                raise PosEncError(f"--{name.replace('_', '-')} is required")
         from ..training import train as run
 
         request = build_request(options)
@@ -161,7 +160,12 @@ def train(
         repo = _hub_repo(arguments)
         directory = run(request, arguments, restart)
         is_main_process = arguments.process_index == 0
-        pushed = _push(directory, repo, arguments) if repo is not None and is_main_process else None
+        pushed = None
+        if repo is not None and is_main_process:
+            from ..hub import push_directory
+
+            options = {"private": arguments.hub_private_repo, "revision": getattr(arguments, "hub_revision", None)}
+            pushed = push_directory(directory, repo, token=arguments.hub_token, **options)
     if not is_main_process:
         return
     if as_json:
@@ -170,12 +174,6 @@ def train(
     typer.echo(f"Saved the variant to {directory}. Load it with AutoModel.from_pretrained({str(directory)!r})")
     if pushed is not None:
         typer.echo(str(pushed))
-
-
-def _check_installed() -> None:
-    missing = [name for name in ("accelerate", "datasets") if find_spec(name) is None]
-    if missing:
-        raise PosEncError(f"Training requires {' and '.join(missing)}: pip install hf_posenc[train]")
 
 
 def build_request(options: Mapping[str, Any]) -> TrainRequest:
@@ -244,14 +242,7 @@ def _hub_repo(arguments: TrainingArguments) -> str | None:
     return repo
 
 
-def _push(directory: Path, repo: str, arguments: TrainingArguments) -> Any:
-    from ..hub import push_directory
-
-    options = {"private": arguments.hub_private_repo, "revision": getattr(arguments, "hub_revision", None)}
-    return push_directory(directory, repo, token=arguments.hub_token, **options)
-
-
-def _summary(directory: Path, pushed: Any) -> dict[str, Any]:
+def _summary(directory: Path, pushed: PushResult | None) -> dict[str, Any]:
     from ..checkpoints import RECOVERY_FILE, RUN_STATE_FILE
 
     state = json.loads((directory / RUN_STATE_FILE).read_text(encoding="utf-8"))

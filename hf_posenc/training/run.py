@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
+from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments, set_seed
 
 from ..checkpoints import RECOVERY_FILE, list_checkpoints
 from ..errors import PosEncError
@@ -71,8 +71,9 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
     """
     set_seed(arguments.seed)
     directory = Path(arguments.output_dir)
+    run_directories = {path.resolve() for path in (directory, *list_checkpoints(directory))}
     for source in (request.model, request.teacher_model):
-        if source is not None and Path(source).resolve() in _run_directories(directory):
+        if source is not None and Path(source).resolve() in run_directories:
             raise PosEncError(f"{source} is inside --output-dir {directory} and would be overwritten: choose another")
     check_report_to(arguments)
     stages = parse_train_length(request.train_length, arguments.max_steps)
@@ -94,11 +95,6 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
             state.save(finished=True, steps=output.global_step, train_loss=output.training_loss)
         run.trainer.accelerator.wait_for_everyone()
     return directory
-
-
-def _run_directories(directory: Path) -> set[Path]:
-    """Everything that `--restart` would delete models from."""
-    return {path.resolve() for path in (directory, *list_checkpoints(directory))}
 
 
 def prepare(request: TrainRequest, arguments: TrainingArguments, stages: list[Stage], state: RunState) -> PreparedRun:
@@ -126,8 +122,10 @@ def prepare(request: TrainRequest, arguments: TrainingArguments, stages: list[St
     model = build_student(
         request, objective, stock_model, rows, fit_tokens, stages[0], arguments.device, warm_start, config_fields
     )
-    if labels is not None:
-        _set_pad_token([model, *([teacher.model] if teacher else [])], tokenizer)
+    if labels is not None and tokenizer is not None:  # decoders classify by the last token that is not padding
+        for classifier in (model, teacher.model if teacher is not None else model):
+            if getattr(classifier.config, "pad_token_id", None) is None:
+                classifier.config.pad_token_id = tokenizer.pad_token_id
     _choose_parameters(model, request, objective)
     use_cache = getattr(model.config, "use_cache", False)
     eval_rows = None
@@ -171,13 +169,6 @@ def _loss_weights(request: TrainRequest, teacher: Teacher | None) -> LossWeights
     if teacher is None or not teacher.has_new_head:
         return weights
     return dataclasses.replace(weights, kl=0.0, label=weights.label or 1.0)
-
-
-def _set_pad_token(models: list[PreTrainedModel], tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Decoders classify by the last token that is not padding."""
-    for model in models:
-        if getattr(model.config, "pad_token_id", None) is None and tokenizer is not None:
-            model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def _check_learnable(
