@@ -185,12 +185,12 @@ def build_training_rows(
     if request.data == SELF_GENERATED:
         if generator is None:
             generator = load_model(objective, request.model, request.revision)
-        wanted = max(arguments.max_steps, 0) * rows_per_step(arguments) or MAX_SELF_GENERATED_ROWS
+        num_rows = max(arguments.max_steps, 0) * rows_per_step(arguments) or MAX_SELF_GENERATED_ROWS
         length = min(max(stage.length for stage in stages), generator.config.max_position_embeddings)
         documents = self_generated_dataset(
             generator.to(arguments.device),
             Path(arguments.output_dir),
-            request.self_generated_rows or min(wanted, MAX_SELF_GENERATED_ROWS),
+            request.self_generated_rows or min(num_rows, MAX_SELF_GENERATED_ROWS),
             length,
             {"model": request.teacher_model or request.model, "revision": str(request.revision)},
         )

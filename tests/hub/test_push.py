@@ -45,7 +45,7 @@ def test_pushes_only_files_of_the_variant(hub: Hub, owner: Client, tmp_path: Pat
     pushed = ["tokenizer.json", "vocab.json", "merges.txt", "chat_template.jinja", "additional_chat_templates/a.jinja"]
     left_out = [
         "optimizer.pt",
-        "own_text.safetensors",
+        "self_generated.safetensors",
         "training_args.json",
         "pytorch_model.bin",
         "tokenizer.pkl",

@@ -87,9 +87,9 @@ def test_two_processes_match_one(kind: str, source: Path, one: Path, tmp_path: P
     run(source, out, kind, two_schemes(source))
     for part in ("loss", "kl_loss", "hidden_loss"):
         torch.testing.assert_close(losses(out, part), losses(one, part), rtol=1e-4, atol=2e-6, msg=part)
-    found, expected = load_file(out / "model.safetensors"), load_file(one / "model.safetensors")
-    assert set(found) == set(expected)
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
+    weights, expected = load_file(out / "model.safetensors"), load_file(one / "model.safetensors")
+    assert set(weights) == set(expected)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=5e-5)
     assert not [path for path in out.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".distcp")]
     if kind == "fsdp":
         shutil.rmtree(out / "checkpoint-6")
@@ -97,8 +97,8 @@ def test_two_processes_match_one(kind: str, source: Path, one: Path, tmp_path: P
         state = json.loads((out / RUN_STATE_FILE).read_text())
         (out / RUN_STATE_FILE).write_text(json.dumps({**state, "finished": False}))
         run(source, out, kind, two_schemes(source))
-        again = load_file(out / "model.safetensors")
-        assert all(torch.equal(again[name], found[name]) for name in found), "resumed from step 2, bit-identical"
+        resumed = load_file(out / "model.safetensors")
+        assert all(torch.equal(resumed[name], weights[name]) for name in weights), "resumed from step 2, bit-identical"
 
 
 @pytest.mark.slow
@@ -109,5 +109,5 @@ def test_padded_rows_are_weighted_by_tokens(source: Path, tmp_path: Path) -> Non
         torch.testing.assert_close(
             losses(tmp_path / "two", part), losses(tmp_path / "one", part), rtol=1e-4, atol=2e-6, msg=part
         )
-    found, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
+    weights, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
+    torch.testing.assert_close(weights, expected, rtol=0, atol=5e-5)
