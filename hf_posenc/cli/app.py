@@ -32,7 +32,7 @@ def exit_on_user_error() -> Iterator[None]:
     """Print the message of a `PosEncError` and exit with 2. Other exceptions are bugs and keep their traceback."""
     try:
         yield
-    except ValueError as error:
+    except PosEncError as error:
         typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
