@@ -74,7 +74,7 @@ def check_weights(
     if include is not None:
         base_names = {name.removeprefix(prefix) for name in model.base_model.state_dict()}
         expected = {name: shape for name, shape in expected.items() if name in base_names and include(name)}
-    ignored_missing, ignored_unexpected = ModelHooks.ignored_on_load(model)  # type: ignore[arg-type]
+    ignored_missing, ignored_unexpected = ModelHooks.ignored_on_load(model)
     absent = _not_matching(set(expected) - available, ignored_missing)
     missing = [name for name in absent if not name.startswith(POOLER)]
     unexpected = _not_matching(set(stored) - set(expected), ignored_unexpected)
