@@ -1,4 +1,4 @@
-"""Settings of the test run. Nothing here reaches the network."""
+"""Settings and shared fixtures of the tests. They run offline."""
 
 from __future__ import annotations
 
