@@ -65,6 +65,7 @@ def test_every_method_sees_the_same_number_of_tokens(method: str) -> None:
     assert curve[0][1] != curve[-1][1]
 
 
+@pytest.mark.slow
 def test_runs_are_reproducible_and_depend_on_the_seed() -> None:
     trial = Trial("tiny", "t5", "recommended", 1e-3, 0)
     first, second = run_trial(trial, TASK), run_trial(trial, TASK)
