@@ -35,7 +35,7 @@ SIZES = {
 CHECKPOINTS = {
     "gpt2": ("openai-community/gpt2", "gpt2", "my-gpt2"),
     "bert": ("google-bert/bert-base-uncased", "bert", "my-bert"),
-    "llama": ("my-llama",),
+    "llama": ("HuggingFaceTB/SmolLM2-135M", "my-llama"),
 }
 
 

@@ -1,0 +1,200 @@
+"""Fill in the measurements quoted by README.md and docs/ from the results files (`make reference`).
+
+A page marks where a measurement goes:
+
+    <!-- generated: speed -->
+    ...
+    <!-- end generated -->
+
+Everything between the two comments is replaced by the output of the generator with that name. Sources are
+benchmarks/results.json, the tables of benchmarks/RECOVERY.md, and the text files in docs/figures/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FIGURES = ROOT / "docs" / "figures"
+MARKED = re.compile(r"(<!-- generated: (?P<name>[\w -]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
+LENGTH = 1024
+GROUPS = {"GPT-2": "decoders", "LLaMA": "llamas", "BERT": "encoders"}
+SETTINGS = {"forward": "forward", "training": "training step"}
+SCHEMES = ("rope", "alibi", "t5", "tupe", "shaw", "transformer_xl", "deberta (v2)", "deberta (v1)")
+
+
+def fill_page(page: str) -> str:
+    """Replace the text between each pair of markers by what its generator returns."""
+    return MARKED.sub(lambda match: f"{match[1]}{generate(match['name'])}\n{match[3]}", page)
+
+
+def generate(name: str) -> str:
+    """Return the text of a marker: `GENERATOR` or `GENERATOR ARGUMENT`."""
+    generator, _, argument = name.partition(" ")
+    return GENERATORS[generator](*([argument] if argument else []))
+
+
+def markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(re.sub(r"(?<=\|)  (?=\|)", " ", f"| {' | '.join(cells)} |") for cells in lines)
+
+
+def benchmark(group: str, setting: str, length: int, name: str) -> dict[str, float]:
+    """One measurement of benchmarks/results.json."""
+    results = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))["results"]
+    key = (group, setting, length, name)
+    matches = [row for row in results if (row["group"], row["setting"], row["length"], row["name"]) == key]
+    assert len(matches) == 1, f"{len(matches)} measurements of {key}"
+    return matches[0]
+
+
+def speed() -> str:
+    """Run time of whole models relative to stock."""
+    header = ["scheme", *(f"{family} {setting}" for family in GROUPS for setting in SETTINGS)]
+    rows = []
+    for scheme in SCHEMES:
+        cells = []
+        for family, group in GROUPS.items():
+            for setting in SETTINGS.values():
+                measured = family == "BERT" or scheme in SCHEMES[:3]
+                cells.append(
+                    f"{benchmark(group, setting, LENGTH, f'{family} + {scheme}')['ratio']:.2f}" if measured else ""
+                )
+        name, _, version = scheme.partition(" ")
+        rows.append([f"`{name}` {version}".strip(), *cells])
+    return markdown_table(header, rows)
+
+
+def decoding() -> str:
+    """Run time of generating 512 tokens relative to stock."""
+    rows = []
+    for family in ("GPT-2", "LLaMA"):
+        ratios = [benchmark("decoding", family, 512, f"{family} + {scheme}")["ratio"] for scheme in SCHEMES[:3]]
+        rows.append([family, *(f"{ratio:.2f}" for ratio in ratios)])
+    return markdown_table(["512 new tokens", *(f"`{scheme}`" for scheme in SCHEMES[:3])], rows)
+
+
+def memory() -> str:
+    """Peak memory of a forward pass with and without a materialized bias."""
+    names = {"stock": "GPT-2", "`alibi`, sdpa": "GPT-2 + alibi", "`alibi`, eager": "GPT-2 + alibi, eager"}
+    lengths = (512, 1024, 2048)
+    rows = [
+        [label, *(f"{benchmark('memory', 'decoders, forward', length, name)['value']:.0f} MB" for length in lengths)]
+        for label, name in names.items()
+    ]
+    return markdown_table(["GPT-2", *(f"{length:,} tokens" for length in lengths)], rows)
+
+
+def recovery_tables(task: str) -> dict[str, dict[str, str]]:
+    """The final shortfalls of a task in benchmarks/RECOVERY.md: by method, then by scheme."""
+    page = (ROOT / "benchmarks" / "RECOVERY.md").read_text(encoding="utf-8")
+    section = page.split(f"\n## {task}\n", 1)[1].split("\n## ", 1)[0]
+    table = section.split("### ", 2)[1]
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "|" in line]
+    return {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
+
+
+def recovery() -> str:
+    """Final shortfall of plain fine-tuning and of the recommended recipe."""
+    shortfalls = recovery_tables("stories260k")
+    schemes = list(shortfalls["naive"])
+    labels = {"plain fine-tuning": "naive", "`hf-posenc train`": "recommended"}
+    rows = [[label, *(shortfalls[method][scheme] for scheme in schemes)] for label, method in labels.items()]
+    return markdown_table(["", *(f"`{scheme}`" for scheme in schemes)], rows)
+
+
+def recovery_longer() -> str:
+    """Final shortfall of the recommended recipe after more tokens."""
+    page = (ROOT / "benchmarks" / "RECOVERY.md").read_text(encoding="utf-8")
+    rows = []
+    for task in ("stories260k", "gpt-nano-sort", "MiniLM"):
+        match = re.search(rf"^## {task}, longer\n\n([\d,]+) tokens", page, re.MULTILINE)
+        assert match, task
+        shortfalls = recovery_tables(f"{task}, longer")["recommended"]
+        rows.append([task, match[1], ", ".join(f"`{scheme}` {value}" for scheme, value in shortfalls.items())])
+    return markdown_table(["model", "tokens", "final shortfall"], rows)
+
+
+def recovery_tokens() -> str:
+    """Tokens that the recommended recipe needs, relative to plain fine-tuning."""
+    page = (ROOT / "benchmarks" / "RECOVERY.md").read_text(encoding="utf-8")
+    match = re.search(r"^Median over (\d+): ([\d.]+)", page, re.MULTILINE)
+    assert match
+    rows = re.findall(r"^\| (stories260k|gpt-nano-sort|MiniLM) \| (\w+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    best, worst = (pick(rows, key=lambda row: float(row[2])) for pick in (min, max))
+    return (
+        f"To reach the quality that plain fine-tuning ends with, the recipe needs {float(match[2]):.0%} of its tokens in\n"
+        f"the median over {match[1]} conversions: {float(best[2]):.0%} at best (`{best[1]}` on {best[0]}) and\n"
+        f"{float(worst[2]):.0%} at worst (`{worst[1]}` on {worst[0]})."
+    )
+
+
+def read_sections() -> dict[str, list[str]]:
+    """The sections of docs/figures/numbers.txt: the lines below each `[name]`."""
+    sections: dict[str, list[str]] = {"length-curve": _lines("length-curve.txt")}
+    name = ""
+    for line in _lines("numbers.txt"):
+        match = re.fullmatch(r"\[([a-z-]+)\]", line)
+        name = match[1] if match else name
+        if not match:
+            sections.setdefault(name, []).append(line)
+    return sections
+
+
+def _lines(name: str) -> list[str]:
+    return (FIGURES / name).read_text(encoding="utf-8").splitlines()
+
+
+def numbers(name: str) -> str:
+    """The numbers of a figure, as a list."""
+    lines = [line for line in read_sections()[name] if line and not line.startswith("a small GPT-2")]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def short_table(name: str) -> str:
+    """The same without confidence intervals."""
+    return re.sub(r" \([^()]+ to [^()]+\)", "", table(name))
+
+
+def table(name: str) -> str:
+    """The text table of an evaluation, without comparisons between models, as a Markdown table."""
+    lines = read_sections()[name]
+    ruler = next(index for index, line in enumerate(lines) if re.fullmatch(r"-+(  +-+)+", line))
+    spans = [match.span() for match in re.finditer("-+", lines[ruler])]
+    rows = []
+    for line in [lines[ruler - 1], *lines[ruler + 1 :]]:
+        if not line.strip():
+            break
+        rows.append([re.sub(r" \[\d+\]$", "", line[start:end].strip()) for start, end in spans])
+    keep = [index for index, title in enumerate(rows[0]) if " / " not in title]
+    header, *body = [[row[index] for index in keep] for row in rows]
+    return markdown_table(header, body)
+
+
+GENERATORS: dict[str, Callable[..., str]] = {
+    "decoding": decoding,
+    "memory": memory,
+    "numbers": numbers,
+    "recovery": recovery,
+    "recovery-longer": recovery_longer,
+    "recovery-tokens": recovery_tokens,
+    "short-table": short_table,
+    "speed": speed,
+    "table": table,
+}
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        path.write_text(fill_page(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
