@@ -65,8 +65,9 @@ docs-serve: install  ## serve the documentation locally and rebuild it on change
 	$(BIN)/python $(PIP_INSTALL) '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-reference: install  ## generate docs/schemes.md from the code
-	$(BIN)/python -m scripts.make_scheme_reference > docs/schemes.md
+reference: install  ## generate docs/schemes.md from the code, and the measurements and options in all pages
+	$(BIN)/python -m scripts.make_scheme_reference
+	$(BIN)/python -m scripts.fill_pages
 
 # CHECKPOINTS="--llama DIR --bert DIR --data TEXT.txt" also redraws the figures of real checkpoints.
 figures: install  ## redraw the figures of the documentation; takes a few minutes

@@ -1,13 +1,14 @@
-"""Fill in the measurements quoted by README.md and docs/ from the results files (`make reference`).
+"""Fill in the generated parts of README.md and docs/: measurements and command-line options (`make reference`).
 
-A page marks where a measurement goes:
+A page marks where generated text goes:
 
     <!-- generated: speed -->
     ...
     <!-- end generated -->
 
-Everything between the two comments is replaced by the output of the generator with that name. Sources are
-benchmarks/results.json, the tables of benchmarks/RECOVERY.md, and the text files in docs/figures/.
+Everything between the two comments is replaced by the output of the generator with that name. Measurements come from
+benchmarks/results.json, the tables of benchmarks/RECOVERY.md and the text files in docs/figures/; options from the
+commands themselves.
 """
 
 from __future__ import annotations
@@ -176,10 +177,31 @@ def table(name: str) -> str:
     return markdown_table(header, body)
 
 
+def options(command: str) -> str:
+    """The options of a command, from its own help."""
+    import typer.main
+
+    from hf_posenc.cli import app
+
+    group = typer.main.get_command(app)
+    parameters = group.commands[command].params  # type: ignore[attr-defined]
+    rows = []
+    for parameter in parameters:
+        if parameter.param_type_name != "option" or parameter.name == "help":
+            continue
+        names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+        default = parameter.default
+        shown = isinstance(default, (int, float, str)) and default is not False
+        value = "on" if default is True else f"`{default}`"
+        rows.append([names, value if shown else "", str(parameter.help).replace("|", "\\|")])
+    return markdown_table(["option", "default", ""], rows)
+
+
 GENERATORS: dict[str, Callable[..., str]] = {
     "decoding": decoding,
     "memory": memory,
     "numbers": numbers,
+    "options": options,
     "recovery": recovery,
     "recovery-longer": recovery_longer,
     "recovery-tokens": recovery_tokens,
