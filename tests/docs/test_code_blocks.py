@@ -1,7 +1,8 @@
 """Every code block in README.md and docs/ runs offline, with small models in place of the ones it names.
 
-A page that loads "openai-community/gpt2" finds a directory of that name with a tiny GPT-2. `make test` runs each page
-in one process, `make test-all` also runs each command in its own process (see tests/support/page_runner.py).
+A page that loads "openai-community/gpt2" finds a directory of that name with a tiny GPT-2. `make test` runs the README,
+which has every command that changes or uses a model, and the pages without training. `make test-all` runs all pages, and
+also each command in its own process (see tests/support/page_runner.py).
 """
 
 from __future__ import annotations
@@ -26,6 +27,17 @@ TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES_WITH_CODE = [page for page in PAGES if parse_blocks(page.read_text())]
+FAST_PAGES = ("README", "analysis", "api", "how_it_works")
+RUNS = [
+    pytest.param(
+        page,
+        mode,
+        id=f"{page.stem}-{mode}",
+        marks=[] if mode == "process" and page.stem in FAST_PAGES else pytest.mark.slow,
+    )
+    for page in PAGES_WITH_CODE
+    for mode in ("process", "shell")
+]
 BERT_SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
 SIZES = {
     "gpt2": {"n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 1024},
@@ -71,8 +83,7 @@ def run(page: Path, directory: Path, hub: Hub, *options: str) -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize("mode", ["process", pytest.param("shell", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: page.stem)
+@pytest.mark.parametrize(("page", "mode"), RUNS)
 def test_all_blocks_of_a_page_run(page: Path, mode: str, files: Path, tmp_path: Path, hub: Hub) -> None:
     directory = tmp_path / "page"
     shutil.copytree(files, directory)
