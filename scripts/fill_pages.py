@@ -129,8 +129,8 @@ def recovery_tokens() -> str:
     rows = re.findall(r"^\| (stories260k|gpt-nano-sort|MiniLM) \| (\w+) \| ([\d.]+) \|$", page, re.MULTILINE)
     best, worst = (pick(rows, key=lambda row: float(row[2])) for pick in (min, max))
     return (
-        f"To reach the quality that plain fine-tuning ends with, the recipe needs {float(match[2]):.0%} of its tokens in\n"
-        f"the median over {match[1]} conversions: {float(best[2]):.0%} at best (`{best[1]}` on {best[0]}) and\n"
+        f"To reach the quality that plain fine-tuning ends with, the recipe needs {float(match[2]):.0%} of its tokens\n"
+        f"in the median over {match[1]} conversions: {float(best[2]):.0%} at best (`{best[1]}` on {best[0]}) and\n"
         f"{float(worst[2]):.0%} at worst (`{worst[1]}` on {worst[0]})."
     )
 

@@ -1,8 +1,8 @@
 """Every code block in README.md and docs/ runs offline, with small models in place of the ones it names.
 
 A page that loads "openai-community/gpt2" finds a directory of that name with a tiny GPT-2. `make test` runs the README,
-which has every command that changes or uses a model, and the pages without training. `make test-all` runs all pages, and
-also each command in its own process (see tests/support/page_runner.py).
+which has every command that changes or uses a model, and the pages without training. `make test-all` runs all pages,
+and also each command in its own process (see tests/support/page_runner.py).
 """
 
 from __future__ import annotations
