@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .explanation import Explanation as Explanation
     from .explanation import build_explanation as build_explanation
     from .explanation import explain as explain
+    from .families import ARCHITECTURES as ARCHITECTURES
     from .legacy import LEGACY_PARAMETER as LEGACY_PARAMETER
     from .legacy import LEGACY_TABLE as LEGACY_TABLE
-    from .live_models import ARCHITECTURES as ARCHITECTURES
     from .live_models import architecture_of as architecture_of
     from .live_models import patched as patched
     from .live_models import restore as restore
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # Resolved on first use: `import hf_posenc` imports this package for its import hooks and must stay cheap.
 _MODULES = {
-    "ARCHITECTURES": "live_models",
+    "ARCHITECTURES": "families",
     "Architecture": "architecture",
     "Explanation": "explanation",
     "LEGACY_PARAMETER": "legacy",

@@ -11,7 +11,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from hf_posenc.config import auto_class_names, variant_config_class
 
 from .compat import auto_mappings, register_in_mapping, registered_auto_classes
-from .live_models import ARCHITECTURES
+from .families import ARCHITECTURES
 from .variants import install_save_guard, install_variants, variant_class
 
 _lock = threading.RLock()

@@ -15,10 +15,8 @@ from hf_posenc.spec import PositionScheme, parse_position_scheme
 
 from .architecture import Architecture
 from .attach import attach, detach, init_live_weights, plan_schemes, with_scheme
-from .bert import BERT
 from .compat import checkpoint_name, set_checkpoint_name, swap_class, was_loaded
-from .gpt2 import GPT2
-from .llama import LLAMA
+from .families import ARCHITECTURES
 from .variants import (
     PosEncBaseModel,
     PosEncModel,
@@ -29,8 +27,6 @@ from .variants import (
     variant_class,
 )
 
-ARCHITECTURES = {architecture.model_type: architecture for architecture in (BERT, GPT2, LLAMA)}
-"""The supported architectures by stock `model_type`."""
 Model = TypeVar("Model", bound=nn.Module)
 
 
