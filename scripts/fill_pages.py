@@ -153,7 +153,7 @@ def _lines(name: str) -> list[str]:
 
 def numbers(name: str) -> str:
     """The numbers of a figure, as a list."""
-    lines = [line for line in read_sections()[name] if line and not line.startswith("a small GPT-2")]
+    lines = [line for line in read_sections()[name] if line]
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -163,18 +163,12 @@ def short_table(name: str) -> str:
 
 
 def table(name: str) -> str:
-    """The text table of an evaluation, without comparisons between models, as a Markdown table."""
-    lines = read_sections()[name]
-    ruler = next(index for index, line in enumerate(lines) if re.fullmatch(r"-+(  +-+)+", line))
-    spans = [match.span() for match in re.finditer("-+", lines[ruler])]
-    rows = []
-    for line in [lines[ruler - 1], *lines[ruler + 1 :]]:
-        if not line.strip():
-            break
-        rows.append([re.sub(r" \[\d+\]$", "", line[start:end].strip()) for start, end in spans])
-    keep = [index for index, title in enumerate(rows[0]) if " / " not in title]
-    header, *body = [[row[index] for index in keep] for row in rows]
-    return markdown_table(header, body)
+    """The table of an evaluation, without comparisons between models."""
+    lines = [line for line in read_sections()[name] if line.startswith("|")]
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    keep = [index for index, title in enumerate(header) if " / " not in title]
+    cells = [[re.sub(r" \[\d+\]$", "", row[index]) for index in keep] for row in [header, *rows]]
+    return markdown_table(cells[0], cells[1:])
 
 
 def options(command: str) -> str:

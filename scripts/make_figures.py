@@ -10,6 +10,7 @@ import argparse
 import copy
 import dataclasses
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from scripts.small_models import LENGTH, read_text, train
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 MAX_BYTES, DPI = 90_000, 100
+NUMBERS = FIGURES / "numbers.txt"
 LOG_LINES: list[str] = []
 COMMON_WORDS = """\
 house water red run king seven paper music tree happy street doctor bread green winter horse letter school
@@ -57,6 +59,22 @@ def save_small(figure: Any, path: Path) -> None:
 def log(*lines: str) -> None:
     LOG_LINES.extend(lines)
     print(*lines, sep="\n", flush=True)
+
+
+def save_numbers() -> None:
+    """Replace the sections of numbers.txt that were measured again, and keep the others."""
+    lines = NUMBERS.read_text(encoding="utf-8").splitlines() if NUMBERS.exists() else []
+    sections = {**split_sections(lines), **split_sections(LOG_LINES)}
+    NUMBERS.write_text("\n".join("\n".join(section).strip() + "\n" for section in sections.values()), encoding="utf-8")
+
+
+def split_sections(lines: list[str]) -> dict[str, list[str]]:
+    """Sections of a log by name, each from its `[name]` line to the next one."""
+    sections: dict[str, list[str]] = {}
+    for line in lines:
+        name = line if re.fullmatch(r"\[[a-z-]+\]", line) else next(reversed(sections), "")
+        sections.setdefault(name, []).append(line)
+    return sections
 
 
 def rename(data: Any, name: str) -> Any:
@@ -88,13 +106,13 @@ def draw_schemes() -> None:
 
 def draw_small_models(steps: int) -> None:
     text, words = read_text()
-    models = {}
+    models, losses = {}, []
     for mix in ("add", "concat", "attention"):
         models[mix], loss = train({"type": "learned", "mix": mix}, text, steps)
-        log(f"a small GPT-2, learned positions, mix {mix}: loss {loss:.3f} after {steps} steps")
+        losses.append(f"mix {mix}: loss {loss:.3f} after {steps} steps")
     mixes = [analysis.separability(model) for model in models.values()]
     mixes.append(analysis.separability(models["add"], unmixed=True))
-    save_figure("separation-trained", plots.separability(*mixes), *mixes)
+    save_figure("separation-trained", plots.separability(*mixes), *mixes, "; ".join(losses))
     common = [token for token, word in enumerate(words) if word.isalpha()][:128]
     cloud = analysis.token_clusters(models["add"], common, labels=[words[token] for token in common])
     cloud = rename(cloud, "small GPT-2, add")
@@ -105,13 +123,12 @@ def draw_small_models(steps: int) -> None:
 
 
 def draw_small_rope_model(text: torch.Tensor, steps: int) -> None:
-    rope, loss = train("rope", text, steps)
-    log(f"the same with rope: loss {loss:.3f}")
+    rope, _ = train("rope", text, steps)
     ids = text[: 16 * LENGTH].view(16, LENGTH)
     used = analysis.rotary_frequencies(rope, ids, "small GPT-2, rope")
     save_figure("frequencies", plots.rotary_frequencies(used), used)
     before = analysis.attention_by_distance(rope, ids, "small GPT-2, rope")
-    after = analysis.attention_by_distance(with_scheme(rope, "alibi"), ids, "alibi, before any training")
+    after = analysis.attention_by_distance(with_scheme(rope, "alibi"), ids, "alibi, not trained")
     save_figure("attention", plots.attention_by_distance(before, after), before, after)
 
 
@@ -134,7 +151,7 @@ def draw_llama(directory: str, name: str, data: Path) -> None:
     save_figure("frequencies-llama", plots.rotary_frequencies(*used), *used)
     before = analysis.attention_by_distance(model, ids, name)
     changed = analysis.load_model(directory, "alibi")
-    after = analysis.attention_by_distance(changed, ids, "alibi, before any training")
+    after = analysis.attention_by_distance(changed, ids, "alibi, not trained")
     save_figure("attention-llama", plots.attention_by_distance(before, after), before, after)
 
 
@@ -161,31 +178,33 @@ def save_evaluation(name: str, figure: Any, data: Any = None) -> None:
 def draw_copy_models(steps: int) -> None:
     models = {}
     for name, scheme in SCHEMES.items():
-        models[name], loss = train_copy_model(scheme, steps)
-        log(f"a small GPT-2 that repeats, {name}: loss {loss:.3f} after {steps} steps")
+        models[name], _ = train_copy_model(scheme, steps)
     results = evaluate_passkeys(models)
     save_evaluation("passkey", figures.passkey_figure(results), results)
     save_evaluation("passkey-preference", figures.passkey_figure(results, "preference"))
 
 
-def draw_checkpoint_evaluations(llama: str, bert: str, data: Path) -> None:
-    by_length, by_order = evaluate_lengths(llama, data, 24_576)
+def draw_llama_evaluations(directory: str, data: Path) -> None:
+    by_length, by_order = evaluate_lengths(directory, data, 24_576)
     save_evaluation("length-curve", figures.length_curve_figure(by_length), by_length)
     save_evaluation("positions", figures.position_figure(by_length))
     save_evaluation("order", figures.order_figure(by_order), by_order)
-    likeness = evaluate_similarity(bert, data, 3_072)
-    save_evaluation("similarity", figures.similarity_figure(likeness), likeness)
+
+
+def draw_bert_evaluations(directory: str, data: Path) -> None:
+    similarity = evaluate_similarity(directory, data, 3_072)
+    save_evaluation("similarity", figures.similarity_figure(similarity), similarity)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="training steps of each small model")
-    parser.add_argument("--repeating-steps", type=int, default=600, help="training steps of each copy model")
+    parser.add_argument("--copy-steps", type=int, default=600, help="training steps of each copy model")
     parser.add_argument("--llama", help="directory of a LLaMA checkpoint")
     parser.add_argument("--llama-name", help="its label in the figures")
     parser.add_argument("--bert", help="directory of a BERT checkpoint")
     parser.add_argument("--bert-name", help="its label in the figures")
-    parser.add_argument("--data", type=Path, help="text file for the LLaMA checkpoint")
+    parser.add_argument("--data", type=Path, help="text file for the checkpoints")
     args = parser.parse_args()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -193,18 +212,19 @@ def main() -> None:
     FIGURES.mkdir(exist_ok=True)
     draw_schemes()
     draw_small_models(args.steps)
-    draw_copy_models(args.repeating_steps)
+    draw_copy_models(args.copy_steps)
     if args.llama and args.data:
         draw_llama(args.llama, args.llama_name or Path(args.llama).name, args.data)
+        draw_llama_evaluations(args.llama, args.data)
     else:
         print("No --llama and --data given: keeping the figures of the LLaMA checkpoint.")
     if args.bert:
         draw_bert(args.bert, args.bert_name or Path(args.bert).name)
+        if args.data:
+            draw_bert_evaluations(args.bert, args.data)
     else:
         print("No --bert given: keeping the figures of the BERT checkpoint.")
-    if args.llama and args.data and args.bert:
-        draw_checkpoint_evaluations(args.llama, args.bert, args.data)
-        (FIGURES / "numbers.txt").write_text("\n".join(LOG_LINES), encoding="utf-8")
+    save_numbers()
 
 
 if __name__ == "__main__":

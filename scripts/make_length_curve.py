@@ -76,7 +76,7 @@ def draw(results: Any) -> Any:
             offset = {"xytext": (-8, -30), "ha": "right"}
         else:
             offset = {"xytext": (8, 0), "va": "center"}
-        label = "GPT-2 as it was:\nends with its table" if name == STOCK else name
+        label = "stock GPT-2:\nends with its table" if name == STOCK else name
         axes.annotate(label, points[-1], textcoords="offset points", color=color, weight="bold", **offset)
     lengths = sorted({row.length for row in results.perplexity})
     axes.set(xscale="log", xlabel="tokens read", ylabel="perplexity", ylim=(20, 30))
@@ -96,7 +96,7 @@ def main() -> None:
     stock, _ = train(None, text[:cut], STEPS)
     models = {STOCK: stock}
     models |= {name: convert_and_train(stock, scheme, text[:cut]) for name, scheme in SCHEMES.items()}
-    models["alibi, no training"] = hf_posenc.retrofit(copy.deepcopy(stock), "alibi")
+    models["alibi, not trained"] = hf_posenc.retrofit(copy.deepcopy(stock), "alibi")
     lengths = ["0.5x", "1x", "2x", "4x", "8x"]
     results = hf_posenc.evaluate(models, text[cut:], lengths=lengths, task="causal-lm", progress=False)
     print(results)

@@ -47,7 +47,7 @@ def evaluate_passkeys(models: dict[str, Any]) -> Any:
 def evaluate_lengths(directory: str, data: Path, tokens: int) -> Any:
     """Evaluate a LLaMA as it is, with untrained alibi, and with a learned table added to its rope."""
     with_table = ["rope", {"type": "learned", "max_positions": 1024}]
-    schemes = {"its own rope": None, "rope + a table of 1,024": with_table, "alibi, not trained": "alibi"}
+    schemes = {"stock": None, "stock + table of 1,024": with_table, "alibi, not trained": "alibi"}
     models = {
         name: AutoModelForCausalLM.from_pretrained(directory, **({} if scheme is None else {"position_scheme": scheme}))
         for name, scheme in schemes.items()
@@ -61,7 +61,7 @@ def evaluate_lengths(directory: str, data: Path, tokens: int) -> Any:
 
 def evaluate_similarity(directory: str, data: Path, tokens: int) -> Any:
     """Compare the embeddings of a BERT with other, untrained encodings to the original ones."""
-    schemes = {"its own table": None, "t5 beside it": ["learned", "t5"], "rope": "rope", "alibi": "alibi"}
+    schemes = {"stock": None, "table + t5": ["learned", "t5"], "rope": "rope", "alibi": "alibi"}
     models = {
         name: AutoModel.from_pretrained(directory, **({} if scheme is None else {"position_scheme": scheme})).eval()
         for name, scheme in schemes.items()

@@ -20,6 +20,14 @@ def test_every_public_name_is_in_the_api_reference() -> None:
 
 
 @pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_named_source_files_exist(page: Path) -> None:
+    paths = re.findall(r"`((?:hf_posenc|patches|tests|scripts)/[\w/.]+)`", page.read_text(encoding="utf-8"))
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(
     ("directory", "link", "expected"),
     [
         ("docs", "[x](training.md#recipe)", "[x](training.md#recipe)"),
