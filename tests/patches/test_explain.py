@@ -66,6 +66,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "a stock model: hf_posenc does nothing in it\n"
 
 
+@pytest.mark.slow
 def test_refusals_are_those_of_the_engine() -> None:
     for choice in hf_posenc.explain(tiny.model("gpt2", "shaw")).layers[0].choices:
         assert (choice.path is AttentionPath.REFUSED) == (choice.backend in ("flex_attention", "flash_attention_2"))

@@ -74,18 +74,25 @@ def test_all_ways_give_the_same_model(case: Case, architecture: str, stock: Path
     same_model(built, direct)
 
 
+HEAD_SCHEMES: list[Any] = [["rope", "t5"], "sinusoidal", "learned"]
+
+
 def all_heads() -> list[Any]:
-    rows = []
+    """Every head with every scheme; `make test` runs each head with one."""
+    rows: list[Any] = []
     for architecture in STOCK_CONFIGS:
         for name, auto in vars(modeling_auto).items():
             mapping = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
             if mapping is not None and architecture in mapping._model_mapping:
-                rows.append(pytest.param(architecture, auto, id=f"{architecture}-{name}"))
+                for number, scheme in enumerate(HEAD_SCHEMES):
+                    marks = [] if (len(rows) // len(HEAD_SCHEMES)) % len(HEAD_SCHEMES) == number else [pytest.mark.slow]
+                    rows.append(
+                        pytest.param(architecture, auto, scheme, id=f"{architecture}-{name}-{scheme}", marks=marks)
+                    )
     return rows
 
 
-@pytest.mark.parametrize("scheme", [["rope", "t5"], "sinusoidal", "learned"], ids=str)
-@pytest.mark.parametrize(("architecture", "auto"), all_heads())
+@pytest.mark.parametrize(("architecture", "auto", "scheme"), all_heads())
 def test_every_head_that_the_auto_classes_know(
     architecture: str, auto: Any, scheme: Any, stock: Path, tmp_path: Path
 ) -> None:
@@ -107,8 +114,7 @@ def test_every_head_that_the_auto_classes_know(
         torch.testing.assert_close(loaded(ids)[0], expected, rtol=0, atol=1e-6)
 
 
-@by_pair
-@pytest.mark.parametrize("how", ["plain", "sharded", "device_map", "disk", "bfloat16"])
+@pairs(list(STOCK_CONFIGS), how=["plain", "sharded", "device_map", "disk", "bfloat16"])
 def test_saved_variants_come_back_to_the_bit(case: Case, architecture: str, how: str, tmp_path: Path) -> None:
     dtype = torch.bfloat16 if how == "bfloat16" else torch.float32
     model = tiny.model(architecture, case.scheme, dtype)

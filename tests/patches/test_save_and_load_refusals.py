@@ -31,7 +31,14 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
 
 
-@pytest.fixture(scope="module", params=list(CLASSES))
+def variant_of(fast: str) -> pytest.MarkDecorator:
+    """Parametrize `variant` with all architectures; `make test` runs one, since every test starts a process."""
+    marks = {name: [] if name == fast else [pytest.mark.slow] for name in CLASSES}
+    rows = [pytest.param(name, marks=marks[name]) for name in CLASSES]
+    return pytest.mark.parametrize("variant", rows, indirect=True)
+
+
+@pytest.fixture(scope="module")
 def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     directory = tmp_path_factory.mktemp(request.param)
     model = tiny.model(request.param, ["alibi", "rope"], torch.float32)
@@ -40,6 +47,7 @@ def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return request.param, directory
 
 
+@variant_of(fast="gpt2")
 def test_auto_classes_refuse_without_the_plugin(variant: tuple[str, Path]) -> None:
     architecture, directory = variant
     auto = CLASSES[architecture][0]
@@ -48,7 +56,8 @@ def test_auto_classes_refuse_without_the_plugin(variant: tuple[str, Path]) -> No
     assert "trust_remote_code" in done.stderr or f"posenc_{architecture}" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("which", [1, 2], ids=["model", "config"])
+@pytest.mark.parametrize("which", [pytest.param(1, id="model"), pytest.param(2, id="config", marks=pytest.mark.slow)])
+@variant_of(fast="llama")
 def test_explicit_stock_classes_refuse_without_the_plugin(variant: tuple[str, Path], which: int) -> None:
     architecture, directory = variant
     done = run(f"import transformers; transformers.{CLASSES[architecture][which]}.from_pretrained({str(directory)!r})")
@@ -73,6 +82,7 @@ def load_and_compare(variant: tuple[str, Path], settings: str = "") -> str:
     return LOAD_AND_COMPARE.format(auto=auto, stock=stock, directory=str(directory), settings=settings)
 
 
+@variant_of(fast="llama")
 def test_remote_code_works_where_the_package_is_installed(variant: tuple[str, Path]) -> None:
     """Nothing imports hf_posenc here but the shim in the checkpoint."""
     done = run(load_and_compare(variant, "trust_remote_code=True"))
@@ -82,6 +92,7 @@ def test_remote_code_works_where_the_package_is_installed(variant: tuple[str, Pa
     assert (variant[1] / "modeling_hf_posenc.py").read_text().startswith("import hf_posenc")
 
 
+@variant_of(fast="gpt2")
 def test_remote_code_names_the_package_where_it_is_not_installed(variant: tuple[str, Path]) -> None:
     done = run(NOT_INSTALLED + load_and_compare(variant, "trust_remote_code=True"))
     assert done.returncode != 0
@@ -91,11 +102,12 @@ def test_remote_code_names_the_package_where_it_is_not_installed(variant: tuple[
 @pytest.mark.parametrize(
     "first",
     [
-        "import hf_posenc",
+        pytest.param("import hf_posenc", marks=pytest.mark.slow),
         pytest.param("import transformers, hf_posenc", marks=pytest.mark.slow),
         "from transformers import GPT2LMHeadModel, LlamaConfig\nimport hf_posenc",
     ],
 )
+@variant_of(fast="bert")
 def test_with_the_plugin_all_classes_load_it(variant: tuple[str, Path], first: str) -> None:
     architecture, directory = variant
     stock = CLASSES[architecture][1]
@@ -146,6 +158,7 @@ def test_stock_models_are_the_same_to_the_bit_with_the_plugin() -> None:
     assert plain.stdout == imported.stdout == used.stdout
 
 
+@pytest.mark.slow
 def test_looking_for_a_module_does_not_switch_the_plugin_off() -> None:
     """Tools look modules up without importing them; the field must be there when the import comes."""
     code = """
@@ -172,6 +185,7 @@ print(type(config).__name__, type(model).__name__, model.config.position_scheme)
     assert done.stdout.strip() == "PosEncGPT2Config PosEncGPT2LMHeadModel rope", done.stderr
 
 
+@pytest.mark.slow
 def test_the_mapping_of_configs_can_be_pickled_and_listed() -> None:
     code = """
 import hf_posenc, pickle

@@ -135,14 +135,16 @@ def check_against_plain_computation(architecture: str, position_scheme: Any) -> 
     return model, actual
 
 
-@sampled(architecture=FAMILIES, name=list(SCHEMES), mix=list(MIXES))
+@sampled(architecture=FAMILIES, name=list(SCHEMES), mix=list(MIXES), every=2)
 def test_mixes_equal_the_stock_model_given_the_mixture(architecture: str, name: str, mix: str) -> None:
     narrow = mix == "concat" and not (name == "learned" and architecture in STOCK_TABLES)
     size = {"position_size": 10} if narrow else {}
     check_against_plain_computation(architecture, {**SCHEMES[name], **MIXES[mix], **size})
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize(
+    "architecture", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "llama"))]
+)
 def test_schemes_of_a_list_are_applied_in_its_order(architecture: str) -> None:
     """W [token + table; sinusoid] against W [token; sinusoid] + table, with a W far from [I | I]."""
     concat = {"type": "sinusoidal", "mix": "concat"}
@@ -164,7 +166,11 @@ def freshly_initialized(architecture: str, position_scheme: Any, dtype: torch.dt
 
 
 @sampled(
-    architecture=FAMILIES, name=list(SCHEMES), mix=["concat", "token", "context"], dtype=[torch.float64, torch.float32]
+    architecture=FAMILIES,
+    name=list(SCHEMES),
+    mix=["concat", "token", "context"],
+    dtype=[torch.float64, torch.float32],
+    every=2,
 )
 def test_mixes_start_bit_identical_to_the_sum(architecture: str, name: str, mix: str, dtype: torch.dtype) -> None:
     ids = tiny.tokens(2, LENGTH)
@@ -189,7 +195,7 @@ def test_concat_of_another_width_starts_with_the_features_that_fit(size: int) ->
     torch.testing.assert_close(model(ids).logits, stock(inputs_embeds=expected).logits, rtol=0, atol=1e-12)
 
 
-@sampled(architecture=FAMILIES, name=FIXED, mix=["concat", "token", "context"])
+@sampled(architecture=FAMILIES, name=FIXED, mix=["concat", "token", "context"], every=3)
 def test_neutral_mixes_ignore_positions_and_can_learn(architecture: str, name: str, mix: str) -> None:
     ids = tiny.tokens(2, LENGTH)
     model = freshly_initialized(architecture, {**SCHEMES[name], **MIXES[mix], "mix_init": "neutral"}, torch.float64)

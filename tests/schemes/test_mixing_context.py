@@ -83,7 +83,11 @@ def logits(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
 
 
 @sampled(
-    architecture=DECODERS, cache_type=["dynamic", "static"], name=["sinusoidal", "learned", "window"], padded=[0, 4]
+    architecture=DECODERS,
+    cache_type=["dynamic", "static"],
+    name=["sinusoidal", "learned", "window"],
+    padded=[0, 4],
+    every=2,
 )
 def test_cached_steps_equal_the_full_forward(architecture: str, cache_type: str, name: str, padded: int) -> None:
     """Also if the first step is nothing but padding in one row."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import hf_posenc
-from tests.schemes.sampling import sampled
+from tests.schemes.sampling import repeated_types, sampled
 from tests.support import tiny_models as tiny
 
 STOCK_ENCODING = {"bert": "learned", "bert-decoder": "learned", "gpt2": "learned", "llama": "rope"}
@@ -42,7 +42,7 @@ NOT_CAUSAL = [("bert", "cope")]
 """The encoder refuses cope."""
 
 
-@sampled(architecture=list(STOCK_ENCODING), scheme=NEUTRAL, exclude=NOT_CAUSAL)
+@sampled(architecture=list(STOCK_ENCODING), scheme=NEUTRAL, exclude=NOT_CAUSAL, slow=repeated_types(NEUTRAL))
 def test_adding_a_neutral_scheme_changes_nothing(architecture: str, scheme: Any) -> None:
     stock, ids = tiny.model(architecture, dtype=torch.float32), tiny.tokens(2, 14)
     mask = torch.ones_like(ids)
@@ -62,7 +62,7 @@ def has_no_effect(parameter: torch.Tensor, model: Any) -> bool:
     return parameter is getattr(model.base_model.position_scheme[1], "cls_row", None)
 
 
-@sampled(architecture=["bert", "gpt2", "llama"], scheme=NEUTRAL, exclude=NOT_CAUSAL)
+@sampled(architecture=["bert", "gpt2", "llama"], scheme=NEUTRAL, exclude=NOT_CAUSAL, slow=repeated_types(NEUTRAL))
 def test_neutral_schemes_can_be_trained(architecture: str, scheme: Any) -> None:
     """Every parameter gets a gradient, and a few steps lower the loss."""
     model = hf_posenc.retrofit(tiny.model(architecture, dtype=torch.float32), [STOCK_ENCODING[architecture], scheme])
@@ -101,7 +101,7 @@ PAPER: list[Any] = [
 
 
 # GPT-2 has its own table; only on LLaMA does `learned` create one.
-@sampled(architecture=["gpt2", "llama"], scheme=PAPER, exclude=[("gpt2", PAPER[0])])
+@sampled(architecture=["gpt2", "llama"], scheme=PAPER, exclude=[("gpt2", PAPER[0])], slow=repeated_types(PAPER))
 def test_paper_initialization_has_an_effect(architecture: str, scheme: Any) -> None:
     ids = tiny.tokens(2, 14)
     torch.manual_seed(0)

@@ -98,12 +98,14 @@ ARCHITECTURES = ["bert", "bert-decoder", "gpt2", "llama"]
 DECODERS = ["bert-decoder", "gpt2", "llama"]
 
 
-def pairs(architectures: list[str], cases: list[Case] | None = None, **axes: list[Any]) -> Callable[[Any], Any]:
+def pairs(
+    architectures: list[str], cases: list[Case] | None = None, fast_cases: list[str] | None = None, **axes: list[Any]
+) -> Callable[[Any], Any]:
     """Parametrize a test with `case`, `architecture` and any further axes, for every case defined on the architecture.
 
     `make test` runs one combination per case (and only a third of the `sampled` cases). Which one depends on the case
     and the name of the test, so every value of an axis runs for some cases, and every pair of case and architecture
-    runs in some tests. `make test-all` runs all combinations.
+    runs in some tests. `fast_cases`, a list of ids, replaces that choice of cases. `make test-all` runs all combinations.
 
     Example:
         >>> @pairs(DECODERS, backend=["sdpa", "eager"])
@@ -119,7 +121,8 @@ def pairs(architectures: list[str], cases: list[Case] | None = None, **axes: lis
             defined = [name for name in architectures if not (case.causal and name == "bert")]
             combinations = list(itertools.product(defined, *axes.values()))
             # 7 is coprime to the number of combinations, so neighboring cases differ in all axes.
-            fast = None if case.sampled and (index + offset) % 3 else (7 * index + offset) % len(combinations)
+            left_out = case.sampled and (index + offset) % 3 if fast_cases is None else case.id not in fast_cases
+            fast = None if left_out else (7 * index + offset) % len(combinations)
             for number, (architecture, *values) in enumerate(combinations):
                 labels = [_label(name, value) for name, value in zip(axes, values, strict=True)]
                 marks = [] if number == fast else [pytest.mark.slow]

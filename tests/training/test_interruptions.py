@@ -117,9 +117,8 @@ def test_killed_run_resumes(kill: int, source: Path, uninterrupted: Path, num_ev
     assert not (out / STAGING_DIRECTORY).exists()
 
 
-@pytest.mark.parametrize(
-    "method", ["_load_optimizer_and_scheduler", pytest.param("_load_rng_state", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["_load_optimizer_and_scheduler", "_load_rng_state"])
 def test_result_depends_on_the_restored_state(
     method: str, source: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,12 +172,10 @@ def test_disk_full_while_writing_the_manifest(
     assert final_weights(out) == final_weights(uninterrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"),
-        pytest.param(SafetensorError("No space left on device (os error 28)"), marks=pytest.mark.slow),
-    ],
+    [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("No space left on device (os error 28)")],
 )
 def test_disk_full_while_writing_state(
     error: Exception, source: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,8 @@ from tests.support import word_level_tokenizer as word_level
 from tests.support.training_fixtures import LENGTH, files_in, losses_in, request, settings, weights
 
 
-@pytest.mark.parametrize("architecture", ["bert", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 def test_original_is_evaluated_on_the_same_text(
     architecture: str, stock: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
@@ -109,7 +110,8 @@ def test_trainable_positions_and_lora(stock: dict[str, Path], text: Path, tmp_pa
     assert all(torch.equal(weight, final[name]) for name, weight in checkpoint.state_dict().items())
 
 
-@pytest.mark.parametrize("trainable", ["positions", pytest.param("lora", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("trainable", ["positions", "lora"])
 def test_new_head_is_always_trained(
     stock: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: Any
 ) -> None:
@@ -147,15 +149,15 @@ def test_half_precision_is_trained_in_float32(stock: dict[str, Path], text: Path
     assert all(not torch.equal(checkpoint[name], before[name].float()) for name in norms)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"gradient_checkpointing": True}, pytest.param({"bf16": True}, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}])
 def test_trainer_features(changes: dict[str, Any], stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = train(request(stock["llama"], text), settings(tmp_path / "out", **changes))
     assert losses_in(out)[-1] < losses_in(out)[0]
 
 
-@pytest.mark.parametrize("packing", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", [True, False])
 def test_gradient_accumulation(packing: bool, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     """Two batches of two rows are one of four, also if they differ in tokens, up to float32 rounding in Adam."""
     halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
