@@ -105,7 +105,7 @@ def pairs(
 
     `make test` runs one combination per case (and only a third of the `sampled` cases). Which one depends on the case
     and the name of the test, so every value of an axis runs for some cases, and every pair of case and architecture
-    runs in some tests. `fast_cases`, a list of ids, replaces that choice of cases. `make test-all` runs all combinations.
+    runs in some tests. `fast_cases`, a list of ids, replaces that choice. `make test-all` runs all combinations.
 
     Example:
         >>> @pairs(DECODERS, backend=["sdpa", "eager"])
