@@ -269,7 +269,7 @@ def test_configs(architecture: str, tmp_path: Path) -> None:
     stock_class = STOCK_CONFIGS[architecture]
     assert stock_class.from_pretrained(tmp_path, name_or_path=str(tmp_path)) == config
     assert AutoConfig.from_pretrained(tmp_path, position_scheme="rope") != config
-    with pytest.raises(ValueError, match="would read it as a stock model"):
+    with pytest.raises(ValueError, match="would load it as a stock model"):
         AutoConfig.from_pretrained(tmp_path, position_scheme=None)
     fresh = tiny.config(architecture, position_scheme="rope")
     fresh.position_scheme = None
