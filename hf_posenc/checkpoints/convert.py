@@ -24,9 +24,8 @@ from ..patches import SchemePlan, init_scheme_weights, plan_schemes, register_va
 from ..spec import PositionScheme
 from .drift import Drift, measure_checkpoint_drift
 from .files import atomic_directory, companion_files, resolve_output_dir
-from .shards import Shard
+from .shards import RotaryChange, Shard, rotary_feature_order
 from .source import Source
-from .weight_layout import RotaryChange, rotary_feature_order
 
 FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

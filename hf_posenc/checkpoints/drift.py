@@ -51,20 +51,7 @@ class Drift:
 
 @torch.no_grad()
 def measure_drift(before: nn.Module, after: nn.Module, batches: Iterable[torch.Tensor], causal: bool) -> Drift:
-    """Compare two models on batches of token ids.
-
-    Args:
-        before: The original model.
-        after: The changed model.
-        batches: Token ids of shape (batch, length), without padding.
-        causal: Whether the models predict the next token, so that perplexity is defined.
-
-    Returns:
-        The averages over all tokens.
-
-    Raises:
-        PosEncError: If there are no tokens.
-    """
+    """Compare two models on batches of (batch, length) token ids; perplexity is measured if they are causal."""
     num_tokens, num_predicted = 0, 0
     cosine = divergence = loss_before = loss_after = 0.0
     has_head = False

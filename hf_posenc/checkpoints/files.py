@@ -1,6 +1,6 @@
 """Write directories safely: all files or none, flushed to disk, and listed with checksums.
 
-Also names the files that belong to a checkpoint. Imports neither torch nor transformers.
+Also names the files that belong to a checkpoint.
 """
 
 from __future__ import annotations
@@ -92,12 +92,7 @@ def is_out_of_space(error: BaseException) -> bool:
 
 
 def resolve_output_dir(output_dir: str | Path, source: Path, force: bool) -> Path:
-    """Resolve an output directory, links included, and check that it may be written.
-
-    Raises:
-        PosEncError: If it overlaps with `source` or the working directory, is a file or a mount point, cannot be
-            accessed, or is not empty and `force` is False.
-    """
+    """Resolve an output directory, links included, or raise `PosEncError` if it may not be written."""
     try:
         target, source, working_dir = Path(output_dir).expanduser().resolve(), source.resolve(), Path.cwd()
         if target == source or source in target.parents or target in source.parents:
@@ -121,11 +116,7 @@ def resolve_output_dir(output_dir: str | Path, source: Path, force: bool) -> Pat
 
 @contextmanager
 def atomic_directory(target: Path, force: bool) -> Iterator[Path]:
-    """Yield a temporary directory that becomes `target` on success and is removed on any error.
-
-    Raises:
-        PosEncError: If writing fails, for instance because the disk is full.
-    """
+    """Yield a temporary directory that becomes `target` on success and is removed on any error."""
     created_parents = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -193,11 +184,7 @@ def write_manifest(directory: Path) -> None:
 
 
 def verify_manifest(directory: Path) -> str | None:
-    """Compare a directory with its manifest.
-
-    Returns:
-        None if every listed file is unchanged, otherwise a description of the first problem.
-    """
+    """The first problem found when a directory is compared with its manifest, or None."""
     try:
         entries = json.loads((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
         expected = {name: (entry["size"], entry["sha256"]) for name, entry in entries.items()}

@@ -12,14 +12,18 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Literal, get_args
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..errors import PosEncError
 from .files import list_pickles
-from .weight_layout import reorder_rows
+
+RotaryChange = Literal["interleaved_to_halves", "halves_to_interleaved"]
+"""Meta's LLaMA files and GPT-J rotate neighbouring features together, transformers features half a head apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +65,7 @@ class Shard:
             raise PosEncError(f"{path} is damaged, incomplete or not a safetensors file: {error}") from error
 
     def link_or_copy(self, target: Path) -> None:
-        """Hard-link the file, or copy it where the file system cannot.
-
-        Saving over one of two linked files leaves the other unchanged, because safetensors replaces the file.
-        """
+        """Hard-link the file, or copy it. Saving over a link leaves the original alone: safetensors replaces files."""
         real_path = self.path.resolve()
         try:
             os.link(real_path, target)
@@ -80,17 +81,7 @@ class Shard:
 
 
 def read_shards(directory: Path) -> tuple[Shard, ...]:
-    """Read the headers of a checkpoint's shards: a single file, or those that its index lists.
-
-    Args:
-        directory: The checkpoint's directory.
-
-    Returns:
-        The shards, in the order of their names.
-
-    Raises:
-        PosEncError: If there are no safetensors, or any shard is missing or damaged.
-    """
+    """Read the headers of a checkpoint's shards. Raises `PosEncError` if any is missing or damaged."""
     if (directory / SAFE_WEIGHTS_NAME).is_file():  # transformers also prefers the single file if both exist
         return (Shard.open(directory / SAFE_WEIGHTS_NAME),)
     index_path = directory / SAFE_WEIGHTS_INDEX_NAME
@@ -118,3 +109,21 @@ def _read_indexed_shards(index_path: Path) -> tuple[Shard, ...]:
         if name not in shards[file].tensors:
             raise PosEncError(f"{index_path} lists tensor {name!r} in {file}, which does not contain it")
     return tuple(shards.values())
+
+
+def rotary_feature_order(change: RotaryChange, head_size: int, rotary_size: int | None = None) -> list[int]:
+    """For each feature of a head, its index before the change. A partial rotation moves the first `rotary_size`."""
+    rotary_size = head_size if rotary_size is None else rotary_size
+    if rotary_size % 2 or not 0 < rotary_size <= head_size:
+        raise PosEncError(f"Rotary features come in pairs: cannot reorder {rotary_size} of {head_size} features")
+    if change not in get_args(RotaryChange):
+        raise PosEncError(f"Unknown rotary change {change!r}; expected one of {', '.join(get_args(RotaryChange))}")
+    order = [*range(0, rotary_size, 2), *range(1, rotary_size, 2)]
+    if change == "halves_to_interleaved":
+        order = [order.index(feature) for feature in range(rotary_size)]
+    return [*order, *range(rotary_size, head_size)]
+
+
+def reorder_rows(weight: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """Reorder the rows within every consecutive block of `len(order)` rows."""
+    return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1).contiguous()

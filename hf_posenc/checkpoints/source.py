@@ -1,4 +1,4 @@
-"""Read checkpoints that others made: config.json is checked before transformers builds anything from it.
+"""Download and read checkpoints that others made: config.json is checked before transformers builds anything.
 
 Nothing in a checkpoint is executed, and sizes are compared with the weight files before memory is allocated.
 """
@@ -8,10 +8,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import errors, snapshot_download
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import CONFIG_NAME, cached_file
 
@@ -28,12 +31,58 @@ from ..validation import (
     check_model_sizes,
     truncate_repr,
 )
-from .download import download_checkpoint
+from .files import COMPANION_FILES, WEIGHT_FILES
 from .shards import Shard, TensorInfo, read_shards
 from .weight_check import check_weights, count_layers, has_stock_head
 
 MAX_JSON_BYTES = 64 * 2**20
 MAX_PROBLEMS_SHOWN = 3
+_LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN to a valid token from https://huggingface.co/settings/tokens."
+_ADVICE = {
+    401: _LOG_IN,
+    403: "Use a token with permission for it, push to your own namespace, or open a pull request with --create-pr.",
+    404: "Check the name and the revision; a private repository needs a token that can read it.",
+    409: "Someone else changed the repository in the meantime; nothing was committed. Check it and push again.",
+}
+_ADVICE[412] = _ADVICE[409]
+
+
+@contextmanager
+def translate_hub_errors(repo: str) -> Iterator[None]:
+    """Raise errors of the Hub client as `PosEncError`, with one line of advice; let all others pass."""
+    try:
+        yield
+    except errors.HfHubHTTPError as error:
+        advice = _ADVICE.get(error.response.status_code, "")
+        raise PosEncError(f"The Hub refused access to {repo!r}. {advice}\n{error}") from error
+    except errors.HFValidationError as error:
+        raise PosEncError(f"{repo!r} is not a valid repository id such as 'user/model': {error}") from error
+    except errors.LocalTokenNotFoundError as error:
+        raise PosEncError(f"No Hub token found for {repo!r}. {_LOG_IN}") from error
+    except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
+        raise PosEncError(f"Could not reach the Hub for {repo!r}: {error}") from error
+    except RuntimeError as error:  # raised by the client when a file cannot be uploaded
+        if "upload" not in str(error).lower():
+            raise
+        raise PosEncError(
+            f"{error} Nothing was committed. Push again: files already uploaded are not sent twice. "
+            f"Cause: {error.__cause__ or error}"
+        ) from error
+
+
+def _download(source: str | Path, revision: str | None, token: str | bool | None) -> Path:
+    """The directory of a checkpoint. From a Hub id, only safetensors, the config and companion files are fetched."""
+    try:
+        directory = Path(source).expanduser()
+    except RuntimeError as error:  # an unknown home directory
+        raise PosEncError(f"{source} cannot be read: {error}") from error
+    if directory.is_dir():
+        return directory
+    if directory.exists() or str(source).startswith((".", "/", "~")) or str(source).count("/") > 1:
+        raise PosEncError(f"{source} is not a directory; expected a checkpoint directory or a Hub id (user/model)")
+    with translate_hub_errors(str(source)):
+        patterns = [*WEIGHT_FILES, *COMPANION_FILES]
+        return Path(snapshot_download(str(source), revision=revision, token=token, allow_patterns=patterns))
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -63,18 +112,7 @@ def read_config_fields(directory: Path) -> dict[str, Any]:
 
 
 def read_config(source: str | Path, revision: str | None = None) -> PreTrainedConfig:
-    """Read the config of a checkpoint directory or Hub id, checked as untrusted input.
-
-    Args:
-        source: A directory or a Hub id.
-        revision: Branch, tag or commit of a Hub id.
-
-    Returns:
-        The config.
-
-    Raises:
-        PosEncError: If there is no valid config.
-    """
+    """Read the config of a checkpoint directory or Hub id, checked as untrusted input."""
     directory = Path(source).expanduser()
     checkpoint: str | Path = directory if directory.is_dir() else str(source)
     try:
@@ -103,7 +141,7 @@ class Source:
     def open(cls, source: str | Path, revision: str | None = None, token: str | bool | None = None) -> Source:
         """Open a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
         try:
-            directory = download_checkpoint(source, revision=revision, token=token)
+            directory = _download(source, revision, token)
             config = _read_stock_config(directory, source)
             checkpoint = cls(directory, config, ARCHITECTURES[config.model_type], read_shards(directory))
         except OSError as error:

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 
 import hf_posenc
 from hf_posenc import PosEncError
-from hf_posenc.checkpoints import Shard, convert, files
+from hf_posenc.checkpoints import convert, files
+from hf_posenc.checkpoints.shards import Shard
 from tests.checkpoints.stock_checkpoints import file_hashes, save_stock, update_json
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import hf_posenc
 from hf_posenc import PosEncError
-from hf_posenc.checkpoints import measure_drift
+from hf_posenc.checkpoints.drift import measure_drift
 from hf_posenc.cli import app
 from tests.support import tiny_models as tiny
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
 import hf_posenc
 from hf_posenc import PosEncError
-from hf_posenc.checkpoints import extend_table, reorder_rotary
-from hf_posenc.checkpoints.weight_layout import rotary_feature_order
+from hf_posenc.checkpoints.shards import RotaryChange, reorder_rows, rotary_feature_order
+from hf_posenc.schemes import extended_rows
 from tests.support import tiny_models as tiny
 
 INTERLEAVED = {"type": "rope", "layout": "interleaved"}
@@ -22,6 +22,10 @@ HEAD_SIZE = tiny.WIDTH // tiny.HEADS
 def compute_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return model(ids).logits
+
+
+def reorder_rotary(weight: torch.Tensor, change: RotaryChange, head_size: int, rotary_size: int | None = None) -> Any:
+    return reorder_rows(weight, rotary_feature_order(change, head_size, rotary_size))
 
 
 @pytest.mark.parametrize("rotary_size", [None, 4])
@@ -96,9 +100,8 @@ def test_extended_table_equals_the_scheme(method: Any) -> None:
     model = tiny.model("gpt2", {"type": "learned", "max_positions": num_positions, "extend": method})
     longer: Any = GPT2LMHeadModel(tiny.config("gpt2", n_positions=num_positions)).double().eval()
     state = {**model.state_dict()}
-    state["transformer.wpe.weight"] = extend_table(state["transformer.wpe.weight"], num_positions, method)
+    table = state["transformer.wpe.weight"]
+    state["transformer.wpe.weight"] = extended_rows(table, torch.arange(num_positions), method, num_positions)
     longer.load_state_dict(state)
     ids = tiny.tokens(1, num_positions)
     torch.testing.assert_close(compute_logits(longer, ids), compute_logits(model, ids))
-    with pytest.raises(PosEncError, match="Cannot extend"):
-        extend_table(torch.zeros(4, 2), 3, method)
