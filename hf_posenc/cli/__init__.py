@@ -1,6 +1,6 @@
 """The command line, `hf-posenc` or `python -m hf_posenc`. Importing the command modules registers their commands."""
 
-from . import checkpoints, eval, plot, schemes, train
+from . import checkpoints, eval, plot, train
 from .app import app
 
-__all__ = ["app", "checkpoints", "eval", "plot", "schemes", "train"]
+__all__ = ["app", "checkpoints", "eval", "plot", "train"]

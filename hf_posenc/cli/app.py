@@ -1,10 +1,11 @@
-"""The Typer application that all commands are registered on, and what they share.
+"""The Typer application that all commands are registered on, and what they share; and the command `schemes`.
 
 Exit codes: 0 success, 1 failure or interrupt, 2 a request that cannot be met.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,3 +59,21 @@ def main() -> None:
 
     Exit codes: 0 success, 1 failure or interrupt, 2 a request that cannot be met.
     """
+
+
+@app.command()
+def schemes(as_json: Json = False) -> None:
+    """List all position schemes with their formula, paper and options.
+
+    Example: hf-posenc schemes
+
+    Example: hf-posenc schemes --json | jq .t5.options
+    """
+    from ..registry import list_schemes
+
+    infos = list_schemes()
+    if as_json:
+        typer.echo(json.dumps({name: dataclasses.asdict(info) for name, info in infos.items()}, default=str, indent=1))
+        return
+    for info in infos.values():
+        typer.echo(str(info))

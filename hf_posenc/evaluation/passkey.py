@@ -16,10 +16,9 @@ import random
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .distributed import ProcessGroup
 from .models import EvaluatedModel
 from .results import DepthResult, EvaluationStopped, PasskeyResult, proportion_estimate
-from .settings import EvaluationSettings
+from .settings import EvaluationSettings, ProcessGroup
 
 QUESTION, FULL_STOP = " The secret number is", "."
 NUMBERS, TOKENS = "numbers", "tokens"

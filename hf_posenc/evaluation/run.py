@@ -14,14 +14,19 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..errors import PosEncError
 from .data import TextData, load_token_ids, text_hash
-from .distributed import ProcessGroup
+from .metrics import evaluate_order, evaluate_perplexity, evaluate_similarity
 from .models import Candidate, EvaluatedModel, ModelSource, Task, list_candidates
 from .passkey import evaluate_passkey
-from .perplexity import evaluate_order, evaluate_perplexity
 from .report import EvaluationReport
 from .results import METRICS, EvaluationStopped, Result, Stopped, result_from_dict
-from .settings import DEFAULT_LENGTHS, EvaluationSettings, is_relative, resolve_lengths, resolve_trained_length
-from .similarity import evaluate_similarity
+from .settings import (
+    DEFAULT_LENGTHS,
+    EvaluationSettings,
+    ProcessGroup,
+    is_relative,
+    resolve_lengths,
+    resolve_trained_length,
+)
 
 METRIC_FUNCTIONS: dict[str, Callable[..., Result]] = {
     "perplexity": evaluate_perplexity,

@@ -5,9 +5,8 @@ Needs matplotlib: pip install hf_posenc[plots]
 
 from __future__ import annotations
 
-from .distance import attention_by_distance, bias_by_distance, relative_buckets
+from .attention import attention_by_distance, bias_by_distance, relative_buckets, rotary_decay, rotary_frequencies
 from .embeddings import feature_ranges, position_embeddings, separability, token_clusters
-from .rotary import rotary_decay, rotary_frequencies
 from .style import check_figure_path, save_figure
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_posenc.evaluation.perplexity import block_ends, evaluate_order, shuffle_positions
+from hf_posenc.evaluation.metrics import block_ends, evaluate_order, shuffle_positions
 from hf_posenc.evaluation.results import EvaluationStopped
 from hf_posenc.evaluation.settings import EvaluationSettings
 from tests.support import tiny_models as tiny

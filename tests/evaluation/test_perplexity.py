@@ -13,7 +13,7 @@ import hf_posenc
 from hf_posenc.errors import PosEncError
 from hf_posenc.evaluation import models as evaluation_models
 from hf_posenc.evaluation.data import split_windows
-from hf_posenc.evaluation.perplexity import evaluate_perplexity
+from hf_posenc.evaluation.metrics import evaluate_perplexity
 from hf_posenc.evaluation.results import EvaluationStopped
 from hf_posenc.evaluation.settings import EvaluationSettings
 from tests.support import tiny_models as tiny

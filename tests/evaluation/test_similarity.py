@@ -8,8 +8,8 @@ from torch import nn
 from transformers import BertModel
 
 import hf_posenc
+from hf_posenc.evaluation.metrics import evaluate_similarity, similarity_correlation
 from hf_posenc.evaluation.settings import EvaluationSettings
-from hf_posenc.evaluation.similarity import evaluate_similarity, similarity_correlation
 from tests.support import tiny_models as tiny
 from tests.support.evaluation import BOS, EOS, SINGLE_PROCESS, evaluated_model, make_tokenizer, random_ids
 

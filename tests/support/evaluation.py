@@ -12,9 +12,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from hf_posenc.evaluation.data import SpecialTokens
-from hf_posenc.evaluation.distributed import ProcessGroup
 from hf_posenc.evaluation.models import EvaluatedModel, Task
 from hf_posenc.evaluation.passkey import QUESTION
+from hf_posenc.evaluation.settings import ProcessGroup
 from tests.support import tiny_models as tiny
 
 BOS, EOS, MASK, FIRST_QUESTION_WORD = 1, 2, 3, 46
