@@ -5,17 +5,5 @@ from .results import METRICS, Estimate, OrderResult, PasskeyResult, PerplexityRe
 from .run import evaluate
 from .settings import EvaluationSettings
 
-__all__ = [
-    "METRICS",
-    "Estimate",
-    "EvaluationReport",
-    "EvaluationSettings",
-    "OrderResult",
-    "PasskeyResult",
-    "PerplexityResult",
-    "Result",
-    "SimilarityResult",
-    "Stopped",
-    "check_writable",
-    "evaluate",
-]
+__all__ = ["METRICS", "EvaluationReport", "EvaluationSettings", "check_writable", "evaluate"]
+__all__ += ["Estimate", "OrderResult", "PasskeyResult", "PerplexityResult", "Result", "SimilarityResult", "Stopped"]

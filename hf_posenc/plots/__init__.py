@@ -9,16 +9,6 @@ from .attention import attention_by_distance, bias_by_distance, relative_buckets
 from .embeddings import feature_ranges, position_embeddings, separability, token_clusters
 from .style import check_figure_path, save_figure
 
-__all__ = [
-    "attention_by_distance",
-    "bias_by_distance",
-    "check_figure_path",
-    "feature_ranges",
-    "position_embeddings",
-    "relative_buckets",
-    "rotary_decay",
-    "rotary_frequencies",
-    "save_figure",
-    "separability",
-    "token_clusters",
-]
+__all__ = ["attention_by_distance", "bias_by_distance", "relative_buckets", "rotary_decay", "rotary_frequencies"]
+__all__ += ["feature_ranges", "position_embeddings", "separability", "token_clusters"]
+__all__ += ["check_figure_path", "save_figure"]

@@ -30,9 +30,6 @@ def attention_by_distance(before: AttentionByDistance, after: AttentionByDistanc
         before: The model to draw.
         after: A second model, drawn next to the first with the change from one to the other.
 
-    Returns:
-        A matplotlib figure.
-
     Raises:
         PosEncError: If the models have different numbers of layers or heads, or were measured at different lengths.
     """
@@ -95,9 +92,6 @@ def rotary_frequencies(before: RotaryFrequencies, after: RotaryFrequencies | Non
     Args:
         before: The model to draw.
         after: A second model, drawn next to the first with the change from one to the other, pair by pair.
-
-    Returns:
-        A matplotlib figure.
 
     Raises:
         PosEncError: If the models rotate different numbers of pairs, layers or heads.

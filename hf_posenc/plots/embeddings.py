@@ -29,9 +29,6 @@ def feature_ranges(*results: PositionEmbeddings) -> Figure:
 
     Args:
         *results: Embeddings to compare. Ranges are relative to `reference_range`, features to the width.
-
-    Returns:
-        A matplotlib figure.
     """
     check_not_empty(results)
     figure, (axes,) = subplots(1, 1, 7.0, 3.4 + 0.18 * len(results))
@@ -64,9 +61,6 @@ def token_clusters(clusters: TokenClusters, num_tokens: int = len(COLORS) - 1) -
     Args:
         clusters: The clusters to draw.
         num_tokens: How many tokens to show in the plane.
-
-    Returns:
-        A matplotlib figure.
     """
     if num_tokens < 1:
         raise PosEncError(f"num_tokens must be at least 1, got {num_tokens}")
