@@ -10,8 +10,7 @@ from typing import Any
 
 from . import schemes
 from .errors import PosEncError
-from .schemes import Kind, Scheme
-from .schemes.options import describe_type
+from .schemes import Kind, Scheme, describe_type
 
 SCHEMES: dict[str, type[Scheme]] = {}
 """Every registered scheme by its name in `position_scheme`."""
@@ -107,12 +106,15 @@ def list_schemes() -> dict[str, SchemeInfo]:
 
 def _register_package() -> None:
     """Register every scheme class defined in a module of `hf_posenc.schemes`."""
+    classes: list[type[Scheme]] = []
     for file in pkgutil.iter_modules(schemes.__path__):
         module = importlib.import_module(f"{schemes.__name__}.{file.name}")
         for value in vars(module).values():
             is_scheme = isinstance(value, type) and issubclass(value, Scheme) and value.__module__ == module.__name__
             if is_scheme and "name" in vars(value):
-                register_scheme(value)
+                classes.append(value)
+    for scheme in sorted(classes, key=lambda scheme: scheme.name):
+        register_scheme(scheme)
 
 
 _register_package()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .base import Kind, LayerModule, LayerParameters, LayerParams, ModelShape, Scheme
 from .functional import extended_rows
-from .inputs import Content, LayerSeams, Positions, check_table_length, is_tracing, repeat_key_heads
+from .inputs import Content, LayerSeams, Positions, is_tracing, repeat_key_heads
 from .mixing import InputScheme, MixOptions
 from .options import Options, describe_type, option
 from .terms import DistanceBias, DistanceTable, KeyTerm, QueryTerm, Separable, Term
@@ -28,7 +28,6 @@ __all__ = [
     "Scheme",
     "Separable",
     "Term",
-    "check_table_length",
     "describe_type",
     "extended_rows",
     "is_tracing",

@@ -80,7 +80,6 @@ class Positions:
         self.causal = causal
         """Whether queries see no later key unless a mask says otherwise."""
         self.backend = backend
-        """The attention backend that the model is set to."""
         self.dtype = dtype
         """The dtype for biases: float32, or float64 in a float64 model. Never narrower."""
         self.keys_BK = keys_BK
@@ -93,9 +92,7 @@ class Positions:
         """The mean embedding of the tokens that a query may see, if a scheme sets `needs_context`."""
         self.schemes = schemes
         self.active = active
-        """The active schemes of each layer and seam."""
-        self.prepared: list[Any] = []
-        """The result of each scheme's `prepare`."""
+        self.prepared: list[Any] = []  # set first: hooks on a scheme may copy these positions to its device
         self.prepared = [scheme("prepare", self) for scheme in schemes]
 
     def length(self) -> int | None:
@@ -168,17 +165,7 @@ class Content:
 
 
 def check_table_length(name: str, positions: Positions, max_positions: int, way_out: str = "") -> None:
-    """Refuse positions that a table of `max_positions` rows does not have.
-
-    Args:
-        name: The scheme, for the message.
-        positions: The positions of this forward pass.
-        max_positions: Rows of the table.
-        way_out: Another way out to mention; `{length}` in it is filled in.
-
-    Raises:
-        PosEncError: If a position is negative or past the table.
-    """
+    """Raise PosEncError if a position is negative or past the table. `way_out` may contain `{length}`."""
     if positions.length_bound is not None and positions.length_bound <= max_positions:
         return  # the common case, decided without reading a tensor
     length = positions.length()

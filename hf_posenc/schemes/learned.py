@@ -1,4 +1,4 @@
-"""Learned position embeddings (Gehring et al. 2017): one trained vector per position."""
+"""Learned position embeddings (Gehring et al. 2017): a trained vector per position, or per window and offset."""
 
 from typing import Literal
 
@@ -7,13 +7,20 @@ from torch import nn
 from transformers import initialization as init
 
 from ..errors import PosEncError
-from . import InputScheme, MixOptions, ModelShape, Positions, check_table_length, describe_type, extended_rows, option
-from .mixing import TABLE_INIT_STD
+from . import InputScheme, MixOptions, ModelShape, Positions, describe_type, extended_rows, option
+from .inputs import check_table_length
 
-EXTEND = (
-    'extend the table with position_scheme={{"type": "learned", "max_positions": {length}, "extend": "interpolate"}}'
-)
+EXTEND = 'extend the table: position_scheme={{"type": "learned", "max_positions": {length}, "extend": "interpolate"}}'
 Extend = Literal["interpolate", "tile", "hierarchical"]
+INIT_STD = 0.02
+"""Of a new table, as in BERT and GPT-2."""
+
+
+def _init_table(table: nn.Parameter, start: str) -> None:
+    if start == "paper":
+        init.normal_(table, std=INIT_STD)
+    else:
+        init.zeros_(table)
 
 
 class LearnedOptions(MixOptions):
@@ -74,10 +81,7 @@ class Learned(InputScheme[LearnedOptions]):
 
     def reset_parameters(self) -> None:
         if not self.uses_stock_table():
-            if self.options.init == "paper":
-                init.normal_(self.weight, std=TABLE_INIT_STD)
-            else:
-                init.zeros_(self.weight)
+            _init_table(self.weight, self.options.init)
 
     def uses_stock_table(self) -> bool:
         return self.shape.table_size is not None
@@ -99,3 +103,38 @@ class Learned(InputScheme[LearnedOptions]):
             return nn.functional.embedding(positions.queries_BQ, self.weight)
         embeddings: torch.Tensor = positions.table(positions.queries_BQ, for_scheme=True)
         return embeddings
+
+
+class WindowOptions(MixOptions):
+    window_size: int = option(128, "positions per window", minimum=1)
+    init: Literal["neutral", "paper"] = option("neutral", "zero tables, or random like a learned table")
+
+
+class Window(InputScheme[WindowOptions]):
+    """Two learned vectors per position: one for the offset inside its window, one for the window.
+
+    Beyond the trained length, offsets continue and every further window uses the last one's vector.
+    """
+
+    name = "window"
+    paper = "no single paper: a learned table (Gehring et al. 2017), split by quotient and remainder"
+    formula = "x_i + a_(i mod w) + b_min(i div w, last)"
+    cost = "w rows, and one per window; two lookups"
+    neutral = "`offsets` and `windows` are 0"
+    extends = True
+    Options = WindowOptions
+
+    def __init__(self, options: WindowOptions, shape: ModelShape) -> None:
+        super().__init__(options, shape)
+        num_windows = -(-shape.max_positions // options.window_size)
+        self.offsets = nn.Parameter(torch.empty(options.window_size, self.position_size))
+        self.windows = nn.Parameter(torch.empty(num_windows, self.position_size))
+
+    def reset_parameters(self) -> None:
+        _init_table(self.offsets, self.options.init)
+        _init_table(self.windows, self.options.init)
+
+    def position_embeddings(self, positions: Positions) -> torch.Tensor:
+        size, embedding = self.options.window_size, nn.functional.embedding
+        windows = (positions.queries_BQ // size).clamp(max=self.windows.shape[0] - 1)
+        return embedding(positions.queries_BQ % size, self.offsets) + embedding(windows, self.windows)

@@ -18,9 +18,6 @@ from .base import Kind, LayerModule, ModelShape, Scheme
 from .inputs import Positions
 from .options import Options, option
 
-TABLE_INIT_STD = 0.02
-"""Standard deviation of a new position table, as in BERT and GPT-2."""
-
 
 class MixOptions(Options):
     """Options of every input scheme."""
@@ -88,17 +85,13 @@ class AttentionMixer(LayerModule):
     def forward(
         self, inputs_embeds_BQE: torch.Tensor, positions_BQE: torch.Tensor, query_input_BQE: torch.Tensor
     ) -> torch.Tensor:
-        linear = nn.functional.linear
+        linear, scale = nn.functional.linear, float(self.query.shape[0] ** -0.5)
         query = linear(query_input_BQE, self.query)
         keys = linear(inputs_embeds_BQE, self.token_key), linear(positions_BQE, self.position_key)
-        scale: float = self.query.shape[0] ** -0.5
         logits = torch.stack([(query * key).sum(-1) for key in keys], dim=-1) * scale
         token, position = logits.softmax(-1).unsqueeze(-2).unbind(-1)
-        token_values, position_values = (
-            linear(inputs_embeds_BQE, self.token_value),
-            linear(positions_BQE, self.position_value),
-        )
-        return token * token_values + position * position_values
+        values = linear(inputs_embeds_BQE, self.token_value), linear(positions_BQE, self.position_value)
+        return token * values[0] + position * values[1]
 
 
 class InputScheme(Scheme[MixOptionsT, None], abc.ABC):
@@ -130,14 +123,7 @@ class InputScheme(Scheme[MixOptionsT, None], abc.ABC):
 
     @abc.abstractmethod
     def position_embeddings(self, positions: Positions) -> torch.Tensor:
-        """Compute the embedding of each token's position.
-
-        Args:
-            positions: The positions of this forward pass.
-
-        Returns:
-            (B or 1, Q, P), with P = `self.position_size`.
-        """
+        """Compute the embedding of each token's position: (B or 1, Q, P), with P = `self.position_size`."""
 
     def embed(self, inputs_embeds_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
         embeddings = self.position_embeddings(positions).to(inputs_embeds_BQE.dtype)
