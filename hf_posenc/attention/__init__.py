@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from .cache import annotate_cache, self_attention_cache, updated_caches
-from .context import cache_embeds
+from .cache import annotate_cache, cache_embeds, self_attention_cache, updated_caches
 from .dense import materialize
 from .dispatch import AttentionPath, DispatchKey, MaskKind, select_path
-from .function import (
-    ATTENTION_NAME,
-    ActiveScheme,
-    LayerSchemes,
-    apply_rotation,
-    check_backend,
-    scale_content,
-    score_terms,
-)
+from .function import ActiveScheme, LayerSchemes, apply_rotation, check_backend, scale_content, score_terms
 from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
 
 __all__ = [
-    "ATTENTION_NAME",
     "ActiveScheme",
     "AttentionPath",
     "DispatchKey",

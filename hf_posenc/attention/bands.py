@@ -32,13 +32,10 @@ class DistanceVectors:
 
     @classmethod
     def from_table(cls, rows_HRD: torch.Tensor, index_L: torch.Tensor, dtype: torch.dtype) -> DistanceVectors:
-        """Look up the row of each distance index in a table.
-
-        All far distances share a row, whose gradient is a long sum: looked up in float32 at least, narrowed after.
-        """
         changes = (index_L[1:] != index_L[:-1]).nonzero().flatten()
         first, last = (int(changes[0]), int(changes[-1]) + 1) if len(changes) else (0, 0)
         near_N = torch.arange(first - TILE_ROWS, last + TILE_ROWS + 1, device=index_L.device).clamp(first, last)
+        # All far distances share a row, whose gradient is a long sum: look it up in float32 at least, narrow after.
         rows_HRD = rows_HRD.to(torch.promote_types(rows_HRD.dtype, torch.float32))
         return cls(rows_HRD.index_select(1, index_L[near_N]).to(dtype), first)
 

@@ -17,8 +17,8 @@ import torch
 
 from ..schemes import DistanceBias, DistanceTable, KeyTerm, QueryTerm, Separable, Term, repeat_key_heads
 from .bands import DistanceVectors, SkewedTile, Tile, iter_tiles, skew
-from .call import AttentionCall, iter_head_slices, slice_heads
 from .dense import strided_bias
+from .dispatch import AttentionCall, iter_head_slices, slice_heads
 
 BlockT = TypeVar("BlockT", bound="Block")
 
@@ -71,10 +71,9 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class VectorBlock(Block):
-    """A term with one vector per distance. The last of its tensors is `DistanceVectors.near_HND`."""
+    """A term with `DistanceVectors`, whose `near_HND` is the last of its tensors."""
 
     first: int
-    """`DistanceVectors.first`."""
 
     @property
     def vectors(self) -> DistanceVectors:

@@ -17,18 +17,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch.autograd.function import once_differentiable
 
-from .blocks import (
-    Block,
-    Chunk,
-    KeyBlock,
-    QueryBlock,
-    ScoreBlock,
-    ValueBlock,
-    iter_chunks,
-    make_score_block,
-    make_value_block,
-)
-from .call import AttentionCall, AttentionOutput, slice_heads
+from .blocks import Chunk, KeyBlock, QueryBlock, ScoreBlock, ValueBlock, iter_chunks, make_score_block, make_value_block
+from .dispatch import AttentionCall, AttentionOutput, slice_heads
 from .masks import apply_mask
 
 KERNEL_CHUNK, WEIGHTS_CHUNK, KEY_TERM_CHUNK = 1024, 256, 512
@@ -49,8 +39,7 @@ class ChunkPlan:
     dropout: float
     seed: int
     """Seeds the dropout, so that the backward pass drops the same weights as the forward pass."""
-    dtype: torch.dtype
-    """The dtype of the bias."""
+    bias_dtype: torch.dtype
 
     @classmethod
     def from_call(cls, call: AttentionCall) -> ChunkPlan:
@@ -65,11 +54,11 @@ class ChunkPlan:
             scaling=call.scaling,
             dropout=call.dropout,
             seed=int(torch.randint(2**62, ())) if call.dropout else 0,
-            dtype=call.positions.dtype,
+            bias_dtype=call.positions.dtype,
         )
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[ScoreBlock | ValueBlock, ...]:
         return self.score_blocks + self.value_blocks
 
     def split(self, values: Iterable[T]) -> list[list[T]]:
@@ -137,7 +126,7 @@ def _allocate_bias(plan: ChunkPlan, query: torch.Tensor, key: torch.Tensor) -> t
     batch_size = max(block.batch_size for block in plan.score_blocks)
     chunks = iter_chunks(query, key, plan.causal, KERNEL_CHUNK)
     size = max(chunk.num_heads * (chunk.stop - chunk.start) * chunk.num_keys for chunk in chunks)
-    return query.new_empty(batch_size, size, dtype=plan.dtype)
+    return query.new_empty(batch_size, size, dtype=plan.bias_dtype)
 
 
 def _bias(plan: ChunkPlan, chunk: Chunk, memory: torch.Tensor) -> torch.Tensor:

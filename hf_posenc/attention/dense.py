@@ -23,7 +23,7 @@ from ..schemes import (
     repeat_key_heads,
 )
 from .bands import key_products_by_distance, products_by_distance
-from .call import AttentionCall, AttentionOutput, iter_head_slices, slice_heads
+from .dispatch import AttentionCall, AttentionOutput, iter_head_slices, slice_heads
 from .masks import apply_mask
 
 
@@ -99,16 +99,7 @@ def _slice_term(term: Term, heads: slice) -> Term:
 
 
 def materialize(term: Term, positions: Positions, content: Content) -> torch.Tensor:
-    """Compute a score term as a dense tensor.
-
-    Args:
-        term: The term, as a scheme's `score` returns it.
-        positions: The positions it was built for.
-        content: The queries and keys of the layer.
-
-    Returns:
-        What the term adds to the scaled logits: (B or 1, H, Q or 1, K).
-    """
+    """Compute what a score term adds to the scaled logits, as a dense tensor: (B or 1, H, Q or 1, K)."""
     query_BHQD = content.query_BHQD
     device = query_BHQD.device
     if isinstance(term, DistanceBias):
@@ -134,7 +125,6 @@ def _products_by_band(term: QueryTerm | KeyTerm, positions: Positions, content: 
 
 
 def _products_by_lookup(term: QueryTerm | KeyTerm, positions: Positions, content: Content) -> torch.Tensor:
-    """The general case: products with all rows, then a lookup per pair."""
     batch, heads, num_queries, _ = content.query_BHQD.shape
     index_BHQK = table_index_BQK(term.table, positions, num_queries).to(content.query_BHQD.device)[:, None]
     index_BHQK = index_BHQK.expand(batch, heads, -1, -1)

@@ -1,22 +1,99 @@
-"""Which path computes an attention, and why: a pure function of what is known before it starts."""
+"""One attention to compute, which path computes it, and why: a pure function of what is known before it starts.
+
+Shape legend: B batch, H heads, G key heads, Q queries, K keys, D head size.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import nn
 
-from ..schemes import DistanceBias
+from ..schemes import Content, DistanceBias, DistanceTable, Positions, Term, is_tracing
+from .masks import AttentionMask
 
 SCORE_BACKENDS = ("sdpa", "eager", "flex_attention")
-"""Backends that can add score terms."""
 VALUE_BACKENDS = ("sdpa", "eager")
-"""Backends that can add vectors to the values."""
 FLEX_DROPOUT_ERROR = (
     "flex_attention does not support dropout: call model.eval(), set the attention dropout to 0, or use "
     'attn_implementation="sdpa"'
 )
+HEADS_PER_CHUNK = 4
+"""Tuned on CPU: 1 underuses cores, 2 adds call overhead, more than 4 spills the cache."""
+AttentionOutput: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""The output, (B, Q, H, D), and the attention weights if they were computed explicitly."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCall:
+    """The inputs of one layer's attention, and the terms that its schemes add."""
+
+    module: nn.Module
+    stock: Callable[..., AttentionOutput]
+    """The stock attention function of the model's backend."""
+    query: torch.Tensor
+    """(B, H, Q, D), rotated, and scaled if a scheme scales the content."""
+    key: torch.Tensor
+    """(B, G, K, D), without the empty slots of a static cache on a causal first call."""
+    value: torch.Tensor
+    attention_mask: AttentionMask
+    causal: bool
+    """Whether queries must not see later keys, and no mask says so."""
+    scaling: float
+    dropout: float
+    terms: list[Term]
+    value_tables: list[DistanceTable]
+    """Vectors per distance that are added to the values."""
+    positions: Positions
+    content: Content
+    stock_kwargs: dict[str, Any]
+
+    @property
+    def tensor_mask(self) -> torch.Tensor | None:
+        assert self.attention_mask is None or isinstance(self.attention_mask, torch.Tensor)
+        return self.attention_mask
+
+    def run_stock(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> AttentionOutput:
+        kwargs = {"scaling": self.scaling, "dropout": self.dropout, **self.stock_kwargs}
+        return self.stock(self.module, query, key, value, mask, **kwargs)
+
+    def requires_grad(self) -> bool:
+        """Whether any input or term needs a gradient."""
+        if not torch.is_grad_enabled():
+            return False
+        tensors = [self.query, self.key, self.value]
+        for term in (*self.terms, *self.value_tables):
+            tensors.extend(_tensors(term))
+        return any(tensor.requires_grad for tensor in tensors)
+
+
+def _tensors(term: Term | DistanceTable) -> Iterator[torch.Tensor]:
+    if isinstance(term, torch.Tensor):
+        yield term
+    else:
+        for field in dataclasses.fields(term):
+            yield from _tensors(getattr(term, field.name))
+
+
+def iter_head_slices(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """A few heads at a time, with the key heads they share."""
+    num_key_heads = key.shape[1]
+    heads_per_key = query.shape[1] // num_key_heads
+    step = max(HEADS_PER_CHUNK // heads_per_key, 1)
+    for start in range(0, num_key_heads, step):
+        stop = min(start + step, num_key_heads)
+        yield slice(start * heads_per_key, stop * heads_per_key), slice(start, stop)
+
+
+def slice_heads(tensor: torch.Tensor, axis: int, heads: slice) -> torch.Tensor:
+    """A view of some heads; a tensor with one head for all stays as it is."""
+    return tensor if tensor.shape[axis] == 1 else tensor.narrow(axis, heads.start, heads.stop - heads.start)
 
 
 class AttentionPath(enum.Enum):
@@ -46,11 +123,8 @@ class DispatchKey(NamedTuple):
 
     backend: str
     term_types: frozenset[type]
-    """The types of the score terms."""
     has_value_terms: bool = False
-    """Whether vectors are added to the values."""
     uniform: bool = True
-    """Whether distances are the same slot by slot for every query (no gaps, no packed rows)."""
     mask: MaskKind = MaskKind.NONE
     single_query: bool = False
     on_cpu: bool = True
@@ -58,6 +132,24 @@ class DispatchKey(NamedTuple):
     requires_grad: bool = False
     mask_requires_grad: bool = False
     dropout: bool = False
+
+    @classmethod
+    def of(cls, call: AttentionCall) -> DispatchKey:
+        mask = call.attention_mask
+        is_padding = mask is not None and call.positions.spans is not None
+        return cls(
+            backend=call.positions.backend,
+            term_types=frozenset(map(type, call.terms)),
+            has_value_terms=bool(call.value_tables),
+            uniform=call.positions.uniform,
+            mask=MaskKind.PADDING if is_padding else MaskKind.NONE if mask is None else MaskKind.OTHER,
+            single_query=call.query.shape[2] < 2,
+            on_cpu=call.query.device.type == "cpu",
+            tracing=is_tracing(),
+            requires_grad=call.requires_grad(),
+            mask_requires_grad=isinstance(mask, torch.Tensor) and mask.requires_grad,
+            dropout=call.dropout > 0,
+        )
 
     @property
     def by_distance_only(self) -> bool:
@@ -69,9 +161,6 @@ def select_path(key: DispatchKey) -> tuple[AttentionPath, str]:
 
     With dropout, the path must not depend on whether gradients are needed: checkpointing runs a layer first without
     them and then with them, and both runs must drop the same weights.
-
-    Args:
-        key: What is known about the attention.
 
     Returns:
         The path, and the reason for it. For `AttentionPath.REFUSED`, the reason is the error message.

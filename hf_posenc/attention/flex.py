@@ -18,9 +18,8 @@ from torch import nn
 
 from ..errors import PosEncError
 from ..schemes import Content, DistanceBias, KeyTerm, Positions, QueryTerm, Separable, Term, repeat_key_heads
-from .call import AttentionCall, AttentionOutput
 from .dense import materialize, row_products, sum_terms
-from .dispatch import FLEX_DROPOUT_ERROR
+from .dispatch import FLEX_DROPOUT_ERROR, AttentionCall, AttentionOutput
 from .masks import AttentionMask
 
 MAX_CONCATENATED = 256

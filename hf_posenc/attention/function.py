@@ -10,25 +10,30 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from ..errors import PosEncError
-from ..schemes import Content, LayerParams, Positions, Scheme, Term, is_tracing
-from .call import AttentionCall, AttentionOutput
+from ..schemes import Content, LayerParams, Positions, Scheme, Term
 from .chunked import chunked_attention
 from .dense import dense_attention, dense_bias_attention, dense_bias_by_heads
-from .dispatch import SCORE_BACKENDS, VALUE_BACKENDS, AttentionPath, DispatchKey, MaskKind, select_path
+from .dispatch import (
+    SCORE_BACKENDS,
+    VALUE_BACKENDS,
+    AttentionCall,
+    AttentionOutput,
+    AttentionPath,
+    DispatchKey,
+    select_path,
+)
 from .flex import flex_attention_with_terms, run_flex_attention
 from .masks import visible_pairs
 from .strided import strided_attention, strided_attention_unpadded
 
 ATTENTION_NAME = "hf_posenc"
-"""The name under which transformers finds the function."""
 
 
 class ActiveScheme(NamedTuple):
@@ -74,22 +79,8 @@ def scale_content(query_BHQD: torch.Tensor, schemes: Sequence[ActiveScheme]) -> 
     return query_BHQD
 
 
-class AttentionModule(Protocol):
-    """What the attention function needs of the module that calls it: `hf_posenc.patches` provides it."""
-
-    stock_config: PreTrainedConfig
-    stock_eager: Callable[..., Any]
-    layer_idx: int
-    is_causal: bool
-    training: bool
-
-    def modules(self) -> Any: ...
-
-    def project_rows(self, states: torch.Tensor, query_BHQD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
 def posenc_attention_forward(
-    module: AttentionModule,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -97,62 +88,32 @@ def posenc_attention_forward(
     posenc: LayerSchemes | None = None,
     **kwargs: Any,
 ) -> AttentionOutput:
-    """Compute attention under the layer's schemes, on whichever backend the model is set to.
-
-    Args:
-        module: The attention module that calls it.
-        query: (B, H, Q, D), not yet rotated.
-        key: (B, G, K, D), as the cache returned it.
-        value: (B, G, K, D).
-        attention_mask: The mask in the backend's form.
-        posenc: The active schemes of the layer.
-        **kwargs: What transformers passes to attention functions.
-
-    Returns:
-        The output (B, Q, H, D), and the attention weights on the eager backend.
-
-    Raises:
-        PosEncError: If the backend or cache cannot honour the schemes.
-    """
+    """Compute attention under the layer's schemes, on the backend of the model. `module` is a `PosEncAttention`."""
     if posenc is None:
         raise PosEncError(f"attn_implementation={ATTENTION_NAME!r} is internal; choose one of {SCORE_BACKENDS}")
     if kwargs.get("cache") is not None:
         raise PosEncError("hf_posenc does not support continuous batching (paged caches); use generate()")
-    backend = posenc.positions.backend
-    stock = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
+    positions, backend = posenc.positions, posenc.positions.backend
+    stock: Callable[..., AttentionOutput] = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
     unrotated_query = query
     if posenc.rotate:
         query = apply_rotation(query, posenc.rotate, keys=False)
     if not posenc.score and not posenc.value:
-        return _stock_attention(module, stock, query, key, value, attention_mask, posenc.positions, kwargs)
+        if backend == "flex_attention":
+            return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
+        if is_flash_attention_requested(requested_attention_implementation=backend):
+            if not positions.packed:  # flash infers documents from position_ids and would mistake gaps for them
+                kwargs.pop("position_ids", None)
+            module = _with_stock_config(module)
+        return stock(module, query, key, value, attention_mask, **kwargs)
     call, path = _prepare_call(module, stock, unrotated_query, query, key, value, attention_mask, posenc, kwargs)
     output, weights = run_path(call, path)
     return output, weights if backend == "eager" else None  # matches SDPA, which returns no weights
 
 
-def _stock_attention(
-    module: Any,
-    stock: Callable[..., AttentionOutput],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: Any,
-    positions: Positions,
-    kwargs: dict[str, Any],
-) -> AttentionOutput:
-    """Nothing is added to scores or values: run the backend's own function."""
-    if positions.backend == "flex_attention":
-        return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
-    if is_flash_attention_requested(requested_attention_implementation=positions.backend):
-        if not positions.packed:  # flash infers documents from position_ids and would mistake gaps for them
-            kwargs.pop("position_ids", None)
-        module = _with_stock_config(module)
-    return stock(module, query, key, value, attention_mask, **kwargs)
-
-
 def _prepare_call(
     module: Any,
-    stock: Callable[..., Any],
+    stock: Callable[..., AttentionOutput],
     unrotated_query: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -202,7 +163,7 @@ def _prepare_call(
         content=content,
         stock_kwargs=kwargs,
     )
-    path, reason = select_path(dispatch_key(call))
+    path, reason = select_path(DispatchKey.of(call))
     if path is AttentionPath.REFUSED:
         check_backend(positions.backend, [active.scheme for active in (*posenc.score, *posenc.value)])
         raise PosEncError(reason)
@@ -225,35 +186,8 @@ def run_path(call: AttentionCall, path: AttentionPath) -> AttentionOutput:
     return PATHS[path](call)
 
 
-def dispatch_key(call: AttentionCall) -> DispatchKey:
-    """What the choice of a path depends on."""
-    mask = call.attention_mask
-    is_padding = mask is not None and call.positions.spans is not None
-    return DispatchKey(
-        backend=call.positions.backend,
-        term_types=frozenset(map(type, call.terms)),
-        has_value_terms=bool(call.value_tables),
-        uniform=call.positions.uniform,
-        mask=MaskKind.PADDING if is_padding else MaskKind.NONE if mask is None else MaskKind.OTHER,
-        single_query=call.query.shape[2] < 2,
-        on_cpu=call.query.device.type == "cpu",
-        tracing=is_tracing(),
-        requires_grad=call.requires_grad(),
-        mask_requires_grad=isinstance(mask, torch.Tensor) and mask.requires_grad,
-        dropout=call.dropout > 0,
-    )
-
-
 def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
-    """Refuse a backend that cannot add the terms of a scheme and would silently drop them.
-
-    Args:
-        backend: The value of `attn_implementation`; None passes.
-        schemes: Schemes or scheme specs.
-
-    Raises:
-        PosEncError: With the scheme, and the backends that work.
-    """
+    """Raise PosEncError if a backend cannot add the terms of a scheme, or scheme spec, and would drop them."""
     if backend is None:
         return
     for seam, backends in (("score", SCORE_BACKENDS), ("value", VALUE_BACKENDS)):
@@ -273,7 +207,7 @@ def _kernel_dtype(value: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device)
 
 
-def _with_stock_config(module: AttentionModule) -> Any:
+def _with_stock_config(module: Any) -> Any:
     """A stand-in for functions that read the backend from the module's config, as flash attention does."""
     return types.SimpleNamespace(
         config=module.stock_config,

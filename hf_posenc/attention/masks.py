@@ -69,10 +69,7 @@ def visible_pairs(attention_mask: AttentionMask, causal: bool, query: torch.Tens
 def classify_positions(
     positions_BQ: torch.Tensor, slots_BQ: torch.Tensor, real_BQ: torch.Tensor | None
 ) -> tuple[PositionOrder, bool]:
-    """The order of explicit positions, and whether they equal the slots up to a shift per row.
-
-    `real_BQ` is False at padding. Reads three flags off the device.
-    """
+    """The order of explicit positions, and whether they equal the slots up to a shift per row (padding aside)."""
     if positions_BQ.shape[-1] == 1:
         return PositionOrder.CONTIGUOUS, True
     if is_tracing():
@@ -117,10 +114,7 @@ def document_mask(
     causal: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor | None:
-    """The mask that keeps the documents of a row apart, without taking gaps for document boundaries.
-
-    `padding_BQ` is the 2D attention mask as booleans (False at padding), if there was one.
-    """
+    """The mask that separates the documents of a row; gaps are no boundaries. `padding_BQ` is False at padding."""
     if order is PositionOrder.CONTIGUOUS:
         return attention_mask
     if order is PositionOrder.GAPS:  # without a padding mask, transformers takes a gap for a new document

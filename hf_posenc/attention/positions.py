@@ -25,10 +25,10 @@ from .cache import (
     check_cache_order,
     check_continues,
     concat_cached_positions,
+    running_mean_embeds,
     self_attention_cache,
     total_key_length,
 )
-from .context import running_mean_embeds
 from .masks import PositionOrder, classify_positions, document_mask, visible_keys
 
 
@@ -43,7 +43,6 @@ class PositionNeeds:
 
     @classmethod
     def of(cls, schemes: Sequence[Scheme], seams: Sequence[set[str]]) -> PositionNeeds:
-        """What schemes need that act at the given seams."""
         pairs = list(zip(schemes, seams, strict=True))
         return cls(
             distances=any(scheme.needs_distances for scheme, acts in pairs if acts & {"score", "value"}),
@@ -58,19 +57,17 @@ class TokenLayout:
     """How the tokens of a forward pass lie in their rows and in the cache."""
 
     queries_BQ: torch.Tensor
-    """Positions of the new tokens."""
     order: PositionOrder
     uniform: bool
     """Whether distances are the same slot by slot for every query."""
     cache: Cache | None
     num_cached: int | torch.Tensor
-    """Slots of the cache that were filled before this forward pass."""
     visible_BK: torch.Tensor | None
     """Which keys are tokens, not padding; None means all."""
     visible_BQK: torch.Tensor | None
     """Which keys each query sees, if the mask says so."""
     all_positions_BK: torch.Tensor | None
-    """Positions of all tokens so far, if they are known."""
+    """Including those in the cache, if they are known."""
 
     @property
     def is_first_call(self) -> bool:
@@ -101,19 +98,6 @@ def resolve_positions(
 ) -> ResolvedPositions:
     """Work out where the tokens of one forward pass stand, and mask documents that share a row from each other.
 
-    Args:
-        inputs: The inputs of the model's forward; not changed.
-        dtype: The dtype of the token embeddings.
-        backend: The attention backend that the model is set to.
-        causal: Whether the model is causal.
-        needs: What the schemes read.
-        schemes: The schemes of the model.
-        active: For each layer and seam, the indices of the schemes that act there.
-        table: The architecture's own position table, if a scheme adds it.
-
-    Returns:
-        Complete positions and the mask to use.
-
     Raises:
         PosEncError: If the cache, mask and position_ids do not determine the positions that the schemes need.
     """
@@ -123,10 +107,7 @@ def resolve_positions(
     mask, position_ids = inputs.get("attention_mask"), inputs.get("position_ids")
     padding_BK = mask.reshape(num_rows, -1).bool() if isinstance(mask, torch.Tensor) and mask.dim() < 4 else None
     layout = _layout(inputs, tokens, padding_BK, needs)
-    key_length = num_queries
-    if layout.cache is not None:
-        key_length = total_key_length(layout.cache, layout.num_cached, num_queries)
-    keys_BK = None
+    key_length, keys_BK = total_key_length(layout.cache, layout.num_cached, num_queries), None
     if needs.key_positions or not layout.uniform:
         keys_BK = _key_positions(layout, key_length, padding_BK if position_ids is None else None, position_ids is None)
     if layout.uniform:
@@ -141,12 +122,13 @@ def resolve_positions(
         if isinstance(mask, torch.Tensor) and mask.dim() == 4:  # a static cache returns slots that are still empty
             hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
             mask = pad(mask, (0, key_length - num_queries), value=hidden)
-    context_BQE = None
+    context_BQE, spans = None, None
     if needs.context:
         if mask is not None and not isinstance(mask, torch.Tensor):
             raise PosEncError('query="context" has to read the attention mask: pass a tensor, not a BlockMask')
         context_BQE = running_mean_embeds(inputs["inputs_embeds"], layout, len(active), causal)
-    contiguous = layout.order is PositionOrder.CONTIGUOUS and layout.is_first_call
+    if needs.distances and padding_BK is not None and layout.is_first_call and layout.order is PositionOrder.CONTIGUOUS:
+        spans = _row_spans(padding_BK, num_queries)
     bounded = position_ids is None and isinstance(layout.num_cached, int)
     positions = Positions(
         layout.queries_BQ,
@@ -161,9 +143,7 @@ def resolve_positions(
         backend=backend,
         dtype=torch.float64 if dtype == torch.float64 else torch.float32,
         keys_BK=keys_BK,
-        spans=_row_spans(padding_BK, num_queries)
-        if contiguous and needs.distances and padding_BK is not None
-        else None,
+        spans=spans,
         table=table,
         context_BQE=context_BQE,
         schemes=schemes,
@@ -187,11 +167,8 @@ def _layout(
     if padding_BK is None and isinstance(mask, torch.Tensor):  # generate() prepares 4D masks for static caches
         visible_BQK = visible_keys(mask).any(1)
     visible_BK = padding_BK if visible_BQK is None else visible_BQK.any(1)
-    cache: Cache | None = inputs.get("past_key_values")
-    num_cached: int | torch.Tensor = 0
-    if cache is not None:
-        cache = self_attention_cache(cache)
-        num_cached = cached_length(cache)
+    cache = self_attention_cache(inputs.get("past_key_values"))
+    num_cached = cached_length(cache)
     is_first_call = isinstance(num_cached, int) and num_cached == 0
     slots_BQ = torch.arange(num_queries, device=tokens.device)[None] + num_cached
     order, uniform = PositionOrder.CONTIGUOUS, True
@@ -203,7 +180,7 @@ def _layout(
         uniform = uniform and (is_first_call or _all_visible(visible_BK, num_cached, num_queries))
     all_positions_BK = queries_BQ.expand(num_rows, -1) if needs.distances else None
     if not is_first_call:
-        check_cache_order(cache, num_cached, order, needs.distances)
+        check_cache_order(cache, order, needs.distances)
         if all_positions_BK is not None:
             all_positions_BK = concat_cached_positions(cache, all_positions_BK, num_cached)
         if position_ids is not None and all_positions_BK is not None:

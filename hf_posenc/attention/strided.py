@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from ..schemes import DistanceBias
-from .call import AttentionCall, AttentionOutput
 from .chunked import ChunkPlan, attention_with_chunked_backward
 from .dense import strided_bias, sum_terms
+from .dispatch import AttentionCall, AttentionOutput
 
 CAUSAL_CHUNK = 256
 """Queries per kernel call. Tuned on CPU: fewer add call overhead, more compute keys that the mask hides."""
@@ -28,10 +28,7 @@ def strided_attention(call: AttentionCall) -> AttentionOutput:
 
 
 def strided_attention_unpadded(call: AttentionCall) -> AttentionOutput:
-    """The same on each row without its padding, rows with equal padding together.
-
-    A padding mask is not a function of the distance; without its padding, a row needs no mask.
-    """
+    """The same on each row without its padding, so that it needs no mask. Rows with equal padding go together."""
     values_HL, spans, length = sum_terms(call), call.positions.spans, call.query.shape[2]
     assert spans is not None
     outputs: dict[int, torch.Tensor] = {}
@@ -49,7 +46,6 @@ def strided_attention_unpadded(call: AttentionCall) -> AttentionOutput:
 
 
 def _attend(call: AttentionCall, values_HL: torch.Tensor) -> torch.Tensor:
-    """(B, Q, H, D)."""
     if not (torch.is_grad_enabled() and values_HL.requires_grad):
         return _forward(call, call.query, call.key, call.value, values_HL, reverse=True)
 
@@ -67,11 +63,7 @@ def _forward(
     values_HL: torch.Tensor,
     reverse: bool,
 ) -> torch.Tensor:
-    """Run the stock function on chunks of reversed queries, with a view as the mask.
-
-    With `reverse`, queries come in the usual order and are reversed chunk by chunk, and so is the output. Without,
-    both are reversed already.
-    """
+    """Run the stock function on chunks of reversed queries; `reverse` if query and output are in the usual order."""
     length = query.shape[2]
     values_HL = values_HL.to(query.dtype).contiguous()  # the kernel copies views with other strides
     size = CAUSAL_CHUNK if call.causal else length

@@ -1,4 +1,4 @@
-"""Position schemes, one file each, and the API for writing new ones."""
+"""Position schemes, and the API for writing new ones."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from hf_posenc.attention import bands, call, chunked, strided
+from hf_posenc.attention import bands, chunked, dispatch, strided
 from hf_posenc.attention.bands import key_products_by_distance, products_by_distance
-from hf_posenc.attention.call import AttentionCall
 from hf_posenc.attention.chunked import chunked_attention
 from hf_posenc.attention.dense import dense_attention
+from hf_posenc.attention.dispatch import AttentionCall
 from hf_posenc.attention.strided import strided_attention
 from hf_posenc.schemes.inputs import Content
 from hf_posenc.schemes.terms import DistanceBias, DistanceTable, KeyTerm, QueryTerm, Separable, Term
@@ -43,7 +43,7 @@ def set_chunk_sizes(
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks so small that the inputs of these tests take several, the last one incomplete."""
     set_chunk_sizes(monkeypatch, causal=5, kernel=7, weights=6, key_term=5, tile=4)
-    monkeypatch.setattr(call, "HEADS_PER_CHUNK", 3)
+    monkeypatch.setattr(dispatch, "HEADS_PER_CHUNK", 3)
 
 
 def logits_and_gradients(model: Any, ids: torch.Tensor, **inputs: Any) -> tuple[torch.Tensor, dict[str, Any]]:
