@@ -150,12 +150,25 @@ print(GPT2LMHeadModel is transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel,
 """
 
 
-def test_stock_models_are_the_same_to_the_bit_with_the_plugin() -> None:
-    use = "import hf_posenc, transformers\nwith hf_posenc.patched('rope'): pass\n"
-    use += "transformers.GPT2Config(position_scheme='rope')\n"
-    plain, imported, used = run(STOCK_LOGITS), run("import hf_posenc\n" + STOCK_LOGITS), run(use + STOCK_LOGITS)
+@pytest.fixture(scope="module")
+def without_the_plugin() -> str:
+    plain = run(STOCK_LOGITS)
     assert plain.returncode == 0, plain.stderr
-    assert plain.stdout == imported.stdout == used.stdout
+    return plain.stdout
+
+
+USE = """
+import hf_posenc, transformers
+with hf_posenc.patched("rope"): pass
+transformers.GPT2Config(position_scheme="rope")
+"""
+
+
+@pytest.mark.parametrize(
+    "first", [pytest.param("import hf_posenc\n", id="imported", marks=pytest.mark.slow), pytest.param(USE, id="used")]
+)
+def test_stock_models_are_the_same_to_the_bit_with_the_plugin(first: str, without_the_plugin: str) -> None:
+    assert run(first + STOCK_LOGITS).stdout == without_the_plugin
 
 
 @pytest.mark.slow
@@ -170,6 +183,7 @@ print(type(GPT2Config(position_scheme="rope")).__name__)
     assert run(code).stdout.strip() == "PosEncGPT2Config"
 
 
+@pytest.mark.slow
 def test_a_pickled_config_and_model_come_back_in_another_process(tmp_path: Path) -> None:
     model = tiny.model("gpt2", "rope", torch.float32)
     (tmp_path / "config.pkl").write_bytes(pickle.dumps(model.config))
