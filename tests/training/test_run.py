@@ -149,15 +149,15 @@ def test_half_precision_is_trained_in_float32(stock: dict[str, Path], text: Path
     assert all(not torch.equal(checkpoint[name], before[name].float()) for name in norms)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}])
+@pytest.mark.parametrize(
+    "changes", [{"gradient_checkpointing": True}, pytest.param({"bf16": True}, marks=pytest.mark.slow)]
+)
 def test_trainer_features(changes: dict[str, Any], stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = train(request(stock["llama"], text), settings(tmp_path / "out", **changes))
     assert losses_in(out)[-1] < losses_in(out)[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("packing", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_gradient_accumulation(packing: bool, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     """Two batches of two rows are one of four, also if they differ in tokens, up to float32 rounding in Adam."""
     halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
