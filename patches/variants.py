@@ -16,15 +16,7 @@ from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_posenc.attention import (
-    ResolvedPositions,
-    annotate_cache,
-    cache_embeds,
-    check_backend,
-    resolve_positions,
-    token_like,
-    updated_caches,
-)
+from hf_posenc.attention import ResolvedPositions, annotate_caches, check_backend, resolve_positions, token_like
 from hf_posenc.config import SchemeOrigin, VariantConfig, variant_config_class
 from hf_posenc.errors import PosEncError
 from hf_posenc.schemes import is_tracing
@@ -200,11 +192,8 @@ def _make_forward(stock_class: type[PreTrainedModel]) -> Callable[..., Any]:
                 inputs[name] = inputs[name].flatten(0, len(shape) - 2)
         resolved = self.prepare_inputs(inputs)
         outputs = stock_forward(self, **inputs)
-        for cache in updated_caches(inputs.get("past_key_values"), outputs):
-            layout = resolved.layout
-            annotate_cache(cache, resolved.positions, layout.order, layout.all_positions_BK, self.posenc.needs.length)
-            if resolved.context_embeds_BQE is not None:
-                cache_embeds(cache, resolved.context_embeds_BQE, self.config.num_hidden_layers)
+        length, num_layers = self.posenc.needs.length, self.config.num_hidden_layers
+        annotate_caches(inputs.get("past_key_values"), outputs, resolved, length, num_layers)
         return outputs if len(shape) == 2 else _unflatten(outputs, shape)
 
     return forward

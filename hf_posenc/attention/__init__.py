@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cache import annotate_cache, cache_embeds, self_attention_cache, updated_caches
+from .cache import annotate_caches, self_attention_cache
 from .dense import materialize
 from .dispatch import AttentionPath, DispatchKey, MaskKind, select_path
 from .function import ActiveScheme, LayerSchemes, apply_rotation, check_backend, scale_content, score_terms
@@ -16,9 +16,8 @@ __all__ = [
     "MaskKind",
     "PositionNeeds",
     "ResolvedPositions",
-    "annotate_cache",
+    "annotate_caches",
     "apply_rotation",
-    "cache_embeds",
     "check_backend",
     "materialize",
     "resolve_positions",
@@ -27,5 +26,4 @@ __all__ = [
     "select_path",
     "self_attention_cache",
     "token_like",
-    "updated_caches",
 ]

@@ -16,11 +16,11 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 from transformers.utils import ModelOutput
 
 from ..errors import PosEncError
-from ..schemes import Positions, is_tracing
+from ..schemes import is_tracing
 from .masks import PositionOrder, document_starts
 
 if TYPE_CHECKING:
-    from .positions import TokenLayout
+    from .positions import ResolvedPositions, TokenLayout
 
 
 @dataclasses.dataclass
@@ -38,31 +38,47 @@ def cache_record(cache: Cache | None) -> CacheRecord:
     return getattr(cache, "posenc_record", None) or CacheRecord()
 
 
-def annotate_cache(
-    cache: Cache, positions: Positions, order: PositionOrder, positions_BK: torch.Tensor | None, depends_on_length: bool
+def annotate_caches(
+    past_key_values: Cache | None,
+    outputs: ModelOutput | tuple[object, ...],
+    resolved: ResolvedPositions,
+    depends_on_length: bool,
+    num_layers: int,
 ) -> None:
-    """Record on the cache what a later call cannot infer from its own inputs."""
-    if is_tracing():
-        return
-    record = cache.posenc_record = cache_record(cache)
-    record.order = order
-    if depends_on_length and not positions.cached:
-        record.prefill_length = positions.length()
-    if positions_BK is not None:
-        record.positions_BK = positions_BK
+    """Record on the cache that a forward pass filled, if any, what later calls cannot infer from their own inputs."""
+    candidates: Iterable[object] = outputs if isinstance(outputs, tuple) else [outputs.get("past_key_values")]
+    if past_key_values is not None:  # with use_cache=False, some models fill the cache but do not return it
+        candidates = [past_key_values]
+    for candidate in candidates:
+        if not hasattr(candidate, "get_seq_length"):
+            continue
+        cache = self_attention_cache(candidate)
+        assert cache is not None
+        if not is_tracing():
+            record = cache.posenc_record = cache_record(cache)
+            record.order = resolved.layout.order
+            if depends_on_length and not resolved.positions.cached:
+                record.prefill_length = resolved.positions.length()
+            if resolved.layout.all_positions_BK is not None:
+                record.positions_BK = resolved.layout.all_positions_BK
+        if resolved.context_embeds_BQE is not None:
+            _store_embeds(cache, resolved.context_embeds_BQE, num_layers)
+
+
+def _store_embeds(cache: Cache, inputs_embeds_BQE: torch.Tensor, num_layers: int) -> None:
+    """Store word embeddings as the keys of an extra layer: beam reordering and cropping then apply to them too."""
+    if len(cache.layers) == num_layers:
+        slots = static_cache_length(cache)
+        layer = DynamicLayer() if slots is None else StaticLayer(max_cache_len=slots)
+        layer.stores_inputs_embeds = True
+        cache.layers.append(layer)
+    embeds_B1QE = inputs_embeds_BQE.unsqueeze(1)
+    cache.layers[num_layers].update(embeds_B1QE, embeds_B1QE[..., :1])
 
 
 def self_attention_cache(cache: Cache | None) -> Cache | None:
     """The self-attention cache of an encoder-decoder cache; any other cache as it is."""
     return getattr(cache, "self_attention_cache", cache)
-
-
-def updated_caches(past_key_values: Cache | None, outputs: ModelOutput | tuple[object, ...]) -> list[Cache]:
-    """The cache that a forward has filled, if any: the one passed in, else the one returned."""
-    candidates: Iterable[object] = outputs if isinstance(outputs, tuple) else [outputs.get("past_key_values")]
-    if past_key_values is not None:  # with use_cache=False, some models fill the cache but do not return it
-        candidates = [past_key_values]
-    return [self_attention_cache(cache) for cache in candidates if hasattr(cache, "get_seq_length")]
 
 
 def cached_length(cache: Cache | None) -> int | torch.Tensor:
@@ -222,14 +238,3 @@ def _concat_cached_embeds(
         return torch.cat([cached_BKE.to(inputs_embeds_BQE.device), inputs_embeds_BQE], dim=1)
     slots = torch.arange(inputs_embeds_BQE.shape[1], device=inputs_embeds_BQE.device) + past_length
     return cached_BKE.index_copy(1, slots, inputs_embeds_BQE.to(cached_BKE.dtype))
-
-
-def cache_embeds(cache: Cache, inputs_embeds_BQE: torch.Tensor, num_layers: int) -> None:
-    """Store word embeddings as the keys of an extra layer: beam reordering and cropping then apply to them too."""
-    if len(cache.layers) == num_layers:
-        slots = static_cache_length(cache)
-        layer = DynamicLayer() if slots is None else StaticLayer(max_cache_len=slots)
-        layer.stores_inputs_embeds = True
-        cache.layers.append(layer)
-    embeds_B1QE = inputs_embeds_BQE.unsqueeze(1)
-    cache.layers[num_layers].update(embeds_B1QE, embeds_B1QE[..., :1])
