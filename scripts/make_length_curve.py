@@ -18,8 +18,7 @@ from transformers.utils import logging
 
 import hf_posenc
 from hf_posenc.plots.style import COLORS
-from hf_posenc.training import LossWeights, Teacher, parameter_groups, record_hidden_states
-from hf_posenc.training.recipe import RECOMMENDED
+from hf_posenc.training import RECIPES, LossWeights, Teacher, parameter_groups, record_hidden_states
 from scripts.make_figures import save_small
 from scripts.small_models import LENGTH, RATE, ROWS, read_text, train
 
@@ -41,7 +40,7 @@ def convert_and_train(stock: Any, scheme: Any, text: torch.Tensor) -> Any:
     torch.manual_seed(1)
     model, teacher, weights = copy.deepcopy(stock), Teacher(copy.deepcopy(stock)), LossWeights()
     hf_posenc.retrofit(model, scheme).train()
-    groups = parameter_groups(model, RATE, RECOMMENDED.position_lr_multiplier * RATE)
+    groups = parameter_groups(model, RATE, RECIPES["recommended"].position_lr_multiplier * RATE)
     optimizer = torch.optim.AdamW(groups)
     rates = [group["lr"] for group in groups]
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=RECOVERY_STEPS)

@@ -6,23 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .arguments import RECIPES as RECIPES
+    from .arguments import Recipe as Recipe
     from .arguments import TrainRequest as TrainRequest
-    from .data import dataset_fingerprint as dataset_fingerprint
+    from .arguments import default_learning_rate as default_learning_rate
+    from .arguments import resolve_fit_ratio as resolve_fit_ratio
+    from .data import generate_text as generate_text
     from .distillation import LossWeights as LossWeights
     from .distillation import Teacher as Teacher
     from .distillation import TeacherOutput as TeacherOutput
     from .distillation import record_hidden_states as record_hidden_states
     from .distillation import transformer_layers as transformer_layers
-    from .objectives import Objective as Objective
-    from .objectives import infer_objective as infer_objective
+    from .factories import load_config as load_config
     from .optimizer import parameter_groups as parameter_groups
     from .optimizer import train_positions_only as train_positions_only
-    from .recipe import RECIPES as RECIPES
-    from .recipe import Recipe as Recipe
-    from .recipe import default_learning_rate as default_learning_rate
-    from .recipe import resolve_fit_ratio as resolve_fit_ratio
     from .run import train as train
-    from .self_generated import generate_text as generate_text
     from .trainer import RecoveryTrainer as RecoveryTrainer
     from .warm_start import FitResult as FitResult
     from .warm_start import absorb_table_mean as absorb_table_mean
@@ -30,14 +28,12 @@ if TYPE_CHECKING:
 
 # Resolved on first use: torch and transformers are slow to import, accelerate and datasets are optional.
 _EXPORTS = {
-    "arguments": ("TrainRequest",),
-    "data": ("dataset_fingerprint",),
+    "arguments": ("RECIPES", "Recipe", "TrainRequest", "default_learning_rate", "resolve_fit_ratio"),
+    "data": ("generate_text",),
     "distillation": ("LossWeights", "Teacher", "TeacherOutput", "record_hidden_states", "transformer_layers"),
-    "objectives": ("Objective", "infer_objective"),
+    "factories": ("load_config",),
     "optimizer": ("parameter_groups", "train_positions_only"),
-    "recipe": ("RECIPES", "Recipe", "default_learning_rate", "resolve_fit_ratio"),
     "run": ("train",),
-    "self_generated": ("generate_text",),
     "trainer": ("RecoveryTrainer",),
     "warm_start": ("FitResult", "absorb_table_mean", "fit"),
 }

@@ -1,23 +1,33 @@
-"""What a training run is asked to do, and its record in the output directory, which protects it on resuming."""
+"""What a training run is asked to do: the request, its recipe, and their record in the output directory."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import re
 import shutil
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from transformers import TrainingArguments
+from transformers import PreTrainedConfig, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
-from ..checkpoints import COMPANION_FILES, LENGTH_CURVE_FILE, RECOVERY_FILE, RUN_STATE_FILE, list_checkpoints
+from ..checkpoints import (
+    COMPANION_FILES,
+    LENGTH_CURVE_FILE,
+    RECOVERY_FILE,
+    RUN_STATE_FILE,
+    list_checkpoints,
+    read_json_object,
+)
 from ..errors import PosEncError
-from ..spec import PositionScheme
+from ..patches import Architecture
+from ..schemes import Kind
+from ..spec import PositionScheme, parse_position_scheme
 from .checkpointing import STAGING_DIRECTORY
-from .recipe import RECOMMENDED, Recipe
-from .self_generated import SELF_GENERATED_FILE
+from .data import SELF_GENERATED_FILE
+from .distillation import LossWeights
 
 Trainable = Literal["all", "positions", "lora"]
 SELF_GENERATED = "self"
@@ -33,6 +43,70 @@ RESUME_ARGUMENTS = (
     *("adam_epsilon", "label_smoothing_factor"),
 )
 """TrainingArguments that must not change on resuming, besides the rows per step over all devices."""
+DEFAULT_FIT_RATIO = 0.1
+REFERENCE_LEARNING_RATE, REFERENCE_HIDDEN_SIZE = 4e-3, 64
+"""The learning rate that worked best for a model of this width; see benchmarks/RECOVERY.md."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The steps of a training run, in order.
+
+    Attributes:
+        absorb_table_mean: Keep the mean of a dropped position table, in architectures with an embedding to hold it.
+        fit_ratio: Tokens to fit attention on before training, as a fraction of the training tokens. None: a tenth
+            where fitting helps, see `resolve_fit_ratio`.
+        teacher: Distill from the stock model instead of learning from the text alone.
+        loss_weights: Weights of the terms of the distillation loss.
+        hidden_loss_until: Fraction of the training over which the hidden-state loss fades to zero. Hidden states
+            speed up the start, but a model with a new encoding need not reproduce them to the end.
+        position_lr_multiplier: Learning rate of the scheme's parameters, relative to all others. They start
+            untrained, and most are biases that need larger steps than weights inside matrix products.
+
+    Raises:
+        PosEncError: If a value is out of range.
+    """
+
+    absorb_table_mean: bool = True
+    fit_ratio: float | None = None
+    teacher: bool = True
+    loss_weights: LossWeights = LossWeights()
+    hidden_loss_until: float = 1.0
+    position_lr_multiplier: float = 20.0
+
+    def __post_init__(self) -> None:
+        ratio = self.fit_ratio
+        if ratio is not None and not (isinstance(ratio, (int, float)) and 0 <= ratio <= 1):
+            raise PosEncError(f"fit_ratio (--fit-ratio) must be between 0 and 1, got {ratio!r}")
+        if not self.hidden_loss_until >= 0:
+            raise PosEncError(f"hidden_loss_until must be at least 0, got {self.hidden_loss_until!r}")
+        if not self.position_lr_multiplier > 0:
+            raise PosEncError(f"position_lr_multiplier must be above 0, got {self.position_lr_multiplier!r}")
+
+
+RECOMMENDED = Recipe()
+NAIVE = Recipe(absorb_table_mean=False, fit_ratio=0.0, teacher=False, position_lr_multiplier=1.0)
+"""The baseline: change the encoding and fine-tune on text."""
+RECIPES = {"recommended": RECOMMENDED, "naive": NAIVE}
+
+
+def resolve_fit_ratio(recipe: Recipe, architecture: Architecture, scheme: PositionScheme) -> float:
+    """The recipe's fit ratio, or the default where fitting helps.
+
+    It helps to replace a rotation, which acts in attention alone. A position table acts on the whole model: a rotation
+    or a content-dependent term can take over its effect on attention, but a distance bias cannot do enough of it, and
+    another table has no need to.
+    """
+    if recipe.fit_ratio is not None:
+        return recipe.fit_ratio
+    kinds = {spec.scheme.kind for spec in parse_position_scheme(scheme)}
+    replaces_table = bool(kinds & {Kind.ROTATION, Kind.CONTENT}) and Kind.INPUT not in kinds
+    return DEFAULT_FIT_RATIO if architecture.rotary or replaces_table else 0.0
+
+
+def default_learning_rate(config: PreTrainedConfig) -> float:
+    """The learning rate for a model: it falls with the square root of the width."""
+    return REFERENCE_LEARNING_RATE * math.sqrt(REFERENCE_HIDDEN_SIZE / config.hidden_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +176,7 @@ class TrainRequest:
             raise PosEncError("--teacher-model contradicts --no-teacher and --recipe naive: leave one of them out")
 
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """A part of the training with rows of one length; without steps, it is the whole training."""
 
     length: int
@@ -112,26 +185,20 @@ class Stage:
 
 def parse_train_length(text: str, max_steps: int) -> list[Stage]:
     """Parse `--train-length`: "1024"; "512,1024", sharing `max_steps` equally; or "512:300,1024:100"."""
-    stages = []
-    for item in text.split(","):
-        length, _, steps = item.partition(":")
-        try:
-            stages.append(Stage(int(length), int(steps) if steps else None))
-        except ValueError:
-            raise PosEncError(
-                f"--train-length must look like 1024, 512,1024 or 512:300,1024:100; got {text!r}"
-            ) from None
-    if any(stage.length < 2 or (stage.steps is not None and stage.steps < 1) for stage in stages):
+    items = text.split(",")
+    if not all(re.fullmatch(r"[0-9]+(:[0-9]+)?", item) for item in items):
+        raise PosEncError(f"--train-length must look like 1024, 512,1024 or 512:300,1024:100; got {text!r}")
+    stages = [Stage(*map(int, item.split(":"))) for item in items]
+    if any(stage.length < 2 or stage.steps == 0 for stage in stages):
         raise PosEncError(f"--train-length needs at least 2 tokens and 1 step per stage, got {text!r}")
-    with_steps = [stage for stage in stages if stage.steps is not None]
-    if len(stages) == 1 and not with_steps:
+    steps = [stage.steps for stage in stages if stage.steps is not None]
+    if len(steps) == len(stages):
+        if max_steps > 0 and sum(steps) != max_steps:
+            raise PosEncError(f"The stages of --train-length have {sum(steps)} steps, but --max-steps is {max_steps}")
         return stages
-    if len(with_steps) == len(stages):
-        total = sum(stage.steps or 0 for stage in stages)
-        if max_steps > 0 and total != max_steps:
-            raise PosEncError(f"The stages of --train-length have {total} steps, but --max-steps is {max_steps}")
+    if len(stages) == 1:
         return stages
-    if with_steps or max_steps < len(stages):
+    if steps or max_steps < len(stages):
         raise PosEncError("Several lengths need --max-steps, or steps for each of them, as in 512:300,1024:100")
     share, rest = divmod(max_steps, len(stages))
     return [Stage(stage.length, share) for stage in stages[:-1]] + [Stage(stages[-1].length, share + rest)]
@@ -170,18 +237,13 @@ class RunState:
             if list_checkpoints(directory) or (directory / "config.json").exists():
                 raise PosEncError(f"{directory} is not empty and holds no training run: choose another --output-dir")
         elif not restart:
-            self._check(self._read())
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            values = json.loads(self.path.read_text(encoding="utf-8"))
-            if not isinstance(values, dict):
-                raise ValueError("not a JSON object")
-            return values
-        except (ValueError, RecursionError) as error:
-            raise PosEncError(
-                f"Cannot read {self.path} ({error}): choose another --output-dir, or start over with --restart"
-            ) from None
+            try:
+                previous = read_json_object(self.path)
+            except PosEncError as error:
+                raise PosEncError(
+                    f"Cannot read the run ({error}): choose another --output-dir, or start over with --restart"
+                ) from None
+            self._check(previous)
 
     def _check(self, previous: dict[str, Any]) -> None:
         if "dataset" not in previous and not previous.get("finished"):

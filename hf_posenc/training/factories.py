@@ -17,12 +17,10 @@ from ..errors import PosEncError
 from ..patches import ARCHITECTURES, architecture_of, plan_schemes, with_scheme
 from ..text_data import load_text_dataset
 from ..validation import truncate_repr
-from .arguments import SELF_GENERATED, Stage, TrainRequest, rows_per_step
-from .data import RowBuilder, StagedDataset, sample_input_ids
+from .arguments import SELF_GENERATED, Stage, TrainRequest, resolve_fit_ratio, rows_per_step
+from .data import RowBuilder, StagedDataset, sample_input_ids, self_generated_dataset
 from .distillation import Teacher
 from .objectives import Objective
-from .recipe import resolve_fit_ratio
-from .self_generated import self_generated_dataset
 from .warm_start import absorb_table_mean, fit
 
 logger = logging.get_logger(__name__)

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from ..checkpoints import is_scheme_parameter, list_checkpoints
+from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
-from .checkpointing import AtomicCheckpoints, NonFiniteError
-from .data import IGNORE_INDEX, StagedDataset
+from .checkpointing import CheckpointingTrainer, NonFiniteError
+from .data import IGNORE_INDEX
 from .distillation import (
     HIDDEN_LOSS,
     KL_LOSS,
@@ -40,7 +40,7 @@ def add_perplexity(metrics: dict[str, float], predicts_tokens: bool) -> dict[str
     return metrics
 
 
-class RecoveryTrainer(AtomicCheckpoints, Trainer):
+class RecoveryTrainer(CheckpointingTrainer):
     """transformers' `Trainer` with a teacher and a learning rate for position parameters.
 
     The distillation loss is used in training only. Evaluation uses the model's own loss, so that perplexities can be
@@ -95,12 +95,6 @@ class RecoveryTrainer(AtomicCheckpoints, Trainer):
             parameter_ids = scheme_parameter_ids(self.model if model is None else model)
             split_parameter_group(optimizer, parameter_ids, self.position_learning_rate)
         return super().create_optimizer(model)
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        if isinstance(dataset, StagedDataset):  # shuffled already, within each stage
-            return torch.utils.data.SequentialSampler(dataset)
-        return super()._get_train_sampler(train_dataset)
 
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -207,7 +201,7 @@ class RecoveryTrainer(AtomicCheckpoints, Trainer):
         """Also logs the terms of the loss and perplexities; stops if the loss is not finite."""
         if "loss" in logs:
             if self._is_finite is not None and not self._is_finite:
-                raise NonFiniteError("loss", self.state.global_step, list_checkpoints(Path(self.args.output_dir)))
+                raise NonFiniteError("loss", self.state.global_step, Path(self.args.output_dir))
             logs |= self._mean_terms() if self.teacher is not None else {}
             self._term_sums = {}
         super().log(add_perplexity(logs, self.predicts_tokens), *args, **kwargs)

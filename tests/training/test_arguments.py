@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from hf_posenc.checkpoints import RUN_STATE_FILE
 from hf_posenc.cli import app
 from hf_posenc.errors import PosEncError
-from hf_posenc.training import LossWeights, Objective, train
+from hf_posenc.training import LossWeights, train
+from hf_posenc.training.arguments import NAIVE, RECOMMENDED
 from hf_posenc.training.factories import build_teacher
-from hf_posenc.training.recipe import NAIVE, RECOMMENDED
+from hf_posenc.training.objectives import Objective
 from tests.support import tiny_models as tiny
 from tests.support.training_fixtures import LENGTH, request, settings
 

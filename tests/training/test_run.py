@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 from hf_posenc.checkpoints import RECOVERY_FILE
 from hf_posenc.errors import PosEncError
 from hf_posenc.training import LossWeights, Recipe, RecoveryTrainer, train
+from hf_posenc.training.arguments import NAIVE
 from hf_posenc.training.checkpointing import NonFiniteError
-from hf_posenc.training.recipe import NAIVE
 from tests.support import word_level_tokenizer as word_level
 from tests.support.training_fixtures import LENGTH, files_in, losses_in, request, settings, weights
 
