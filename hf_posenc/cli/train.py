@@ -200,8 +200,7 @@ def parse_training_arguments(
     """TrainingArguments from our defaults, a config file's values and the command line, in this order."""
     from transformers import HfArgumentParser, TrainingArguments
 
-    from ..training.arguments import default_learning_rate
-    from ..training.factories import load_config
+    from ..training import default_learning_rate, load_config
 
     values = {**DEFAULT_ARGUMENTS, "learning_rate": default_learning_rate(load_config(request)), **extras}
     words: list[str] = []

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -192,7 +192,7 @@ def _shuffled_indices(count: int, generator: torch.Generator) -> Iterator[int]:
         yield from torch.randperm(count, generator=generator).tolist()
 
 
-def sample_input_ids(rows: Iterable[Row], count: int, length: int) -> torch.Tensor | None:
+def sample_input_ids(rows: Rows, count: int, length: int) -> torch.Tensor | None:
     """The first tokens of some rows, (count, length) or fewer and shorter.
 
     Looks at twice as many rows. If fewer than half are long enough, all are cut to what half of them have. None if

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import broadcast
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
@@ -20,8 +19,11 @@ from ..validation import truncate_repr
 from .arguments import SELF_GENERATED, Stage, TrainRequest, resolve_fit_ratio, rows_per_step
 from .data import RowBuilder, StagedDataset, sample_input_ids, self_generated_dataset
 from .distillation import Teacher
-from .objectives import Objective
+from .objectives import Labels, Objective, infer_objective
 from .warm_start import absorb_table_mean, fit
+
+if TYPE_CHECKING:
+    from .data import Rows
 
 logger = logging.get_logger(__name__)
 MAX_SELF_GENERATED_ROWS = 4096
@@ -30,7 +32,13 @@ FIT_ROWS, FIT_ROWS_TABLE, FIT_LENGTH, MAX_FIT_STEPS = 2, 4, 128, 2000
 
 
 def load_config(request: TrainRequest) -> PreTrainedConfig:
-    """The config of the model to train. Whatever is wrong with the model or the scheme is refused here, early.
+    """Read the config of the model to train, and check early that its weights and the scheme fit.
+
+    Args:
+        request: The model and its new scheme.
+
+    Returns:
+        The config of the checkpoint, stock or variant.
 
     Raises:
         PosEncError: If the model and the scheme do not go together, or the weights are damaged.
@@ -55,109 +63,180 @@ def load_config(request: TrainRequest) -> PreTrainedConfig:
     return config
 
 
-def load_model(objective: Objective, source: str, revision: str | None, **options: Any) -> Any:
-    """`from_pretrained` of the objective's Auto class, from safetensors only and without remote code."""
-    if Path(source).expanduser().is_dir():
-        read_shards(Path(source).expanduser())
-    options |= {"revision": revision, "use_safetensors": True, "trust_remote_code": False}
-    try:
-        return objective.auto_class.from_pretrained(source, **options)
-    except OSError as error:
-        raise PosEncError(f"Cannot load {source}: {error}. Only safetensors weights are supported") from error
+class RunBuilder:
+    """Builds what a run needs, and raises PosEncError before any training if something does not fit together."""
 
+    def __init__(self, request: TrainRequest, arguments: TrainingArguments, stages: list[Stage]) -> None:
+        self.request, self.arguments, self.stages = request, arguments, stages
+        self.config = load_config(request)
+        self.objective = infer_objective(self.config, request.task)
+        self.packing = self.objective is Objective.CAUSAL if request.packing is None else request.packing
+        self.tokenizer = self._load_tokenizer()
+        self.labels: Labels | None = None
+        if self.objective is Objective.CLASSIFICATION:
+            has_head = infer_objective(self.config) is Objective.CLASSIFICATION
+            documents = load_text_dataset(request.data, request.split, request.streaming)
+            self.labels = Labels.find(self.config, has_head, documents, request.label_column)
+        columns = (request.text_column, request.label_column)
+        self.row_builders = [
+            RowBuilder(self.tokenizer, stage.length, self.objective, self.packing, *columns, self.labels)
+            for stage in stages
+        ]
+        self.teacher = self._load_teacher()
+        self._stock_model = self.teacher.model if self.teacher is not None and not request.teacher_model else None
+        if self.labels and self.teacher and self.teacher.has_new_head and not request.recipe.loss_weights.label:
+            self.teacher = None  # it knows nothing about the classes
+        self._check_learnable()
 
-def load_tokenizer(request: TrainRequest, objective: Objective) -> PreTrainedTokenizerBase | None:
-    """The model's tokenizer; None if it has none and none is needed, because the model generates its own text."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(request.model, revision=request.revision, trust_remote_code=False)
-        problem = "the directory has no tokenizer files"
-    except Exception as error:  # damaged or missing files raise all kinds of errors
-        tokenizer, problem = None, truncate_repr(error)
-    # Without any files, transformers builds a tokenizer that knows special tokens only.
-    if tokenizer is None or len(tokenizer) <= len(tokenizer.all_special_ids):
-        if request.data == SELF_GENERATED and objective is Objective.CAUSAL and request.eval_data is None:
-            return None
-        raise PosEncError(f"Cannot load a tokenizer from {request.model}: {problem}. Save the model's tokenizer there")
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    return tokenizer
-
-
-def build_teacher(
-    request: TrainRequest, objective: Objective, packing: bool, config_fields: dict[str, Any] | None = None
-) -> Teacher | None:
-    """The model to distill from: the stock model, or the one that the request names."""
-    if not request.recipe.teacher or (request.scheme is None and request.teacher_model is None):
-        return None  # the stock model of a variant is unknown
-    options = dict(config_fields or {})
-    source, revision = request.model, request.revision
-    if request.teacher_model is not None:
-        source, revision = request.teacher_model, None
-    if packing and objective is not Objective.CAUSAL and not isinstance(read_config(source, revision), VariantConfig):
-        # A stock encoder does not separate packed documents; with its own table as a scheme it does.
-        options["position_scheme"] = "learned"
-    model, loading_info = load_model(objective, source, revision, output_loading_info=True, **options)
-    if request.teacher_model is not None:
-        _check_teacher_sizes(model.config, read_config(request.model, request.revision), request, objective)
-    return Teacher(model, has_new_head=bool(loading_info["missing_keys"]))
-
-
-def _check_teacher_sizes(
-    teacher: PreTrainedConfig, student: PreTrainedConfig, request: TrainRequest, objective: Objective
-) -> None:
-    weights = request.recipe.loss_weights
-    compared = (
-        ("vocab_size", objective.predicts_tokens and weights.kl, "--kl-loss-weight"),
-        ("hidden_size", weights.hidden, "--hidden-loss-weight"),
-        ("num_hidden_layers", weights.hidden, "--hidden-loss-weight"),
-    )
-    for name, weight, option in compared:
-        if weight and getattr(teacher, name) != getattr(student, name):
+    def _load_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """None if the model has no tokenizer and needs none, because it generates its own text."""
+        request = self.request
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(request.model, revision=request.revision, trust_remote_code=False)
+            problem = "the directory has no tokenizer files"
+        except Exception as error:  # damaged or missing files raise all kinds of errors
+            tokenizer, problem = None, truncate_repr(error)
+        # Without any files, transformers builds a tokenizer that knows special tokens only.
+        if tokenizer is None or len(tokenizer) <= len(tokenizer.all_special_ids):
+            if request.data == SELF_GENERATED and self.objective is Objective.CAUSAL and request.eval_data is None:
+                return None
             raise PosEncError(
-                f"The teacher {request.teacher_model} has {name} {getattr(teacher, name)}, but {request.model} has "
-                f"{getattr(student, name)}: choose a teacher of the same size, or pass {option} 0"
+                f"Cannot load a tokenizer from {request.model}: {problem}. Save the model's tokenizer there"
+            )
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+        return tokenizer
+
+    def _load_model(self, source: str, revision: str | None = None, **options: Any) -> Any:
+        """`from_pretrained` of the objective's Auto class, from safetensors only and without remote code."""
+        if Path(source).expanduser().is_dir():
+            read_shards(Path(source).expanduser())
+        options |= self.labels.config_fields if self.labels is not None else {}
+        options |= {"revision": revision, "use_safetensors": True, "trust_remote_code": False}
+        try:
+            return self.objective.auto_class.from_pretrained(source, **options)
+        except OSError as error:
+            raise PosEncError(f"Cannot load {source}: {error}. Only safetensors weights are supported") from error
+
+    def _load_teacher(self) -> Teacher | None:
+        """The model to distill from: the stock model, or the one that the request names."""
+        request = self.request
+        if not request.recipe.teacher or (request.scheme is None and request.teacher_model is None):
+            return None  # the stock model of a variant is unknown
+        source, revision = (request.teacher_model, None) if request.teacher_model else (request.model, request.revision)
+        options = {}
+        is_stock = not isinstance(read_config(source, revision), VariantConfig)
+        if self.packing and self.objective is not Objective.CAUSAL and is_stock:
+            # A stock encoder does not separate packed documents; with its own table as a scheme it does.
+            options["position_scheme"] = "learned"
+        model, loading_info = self._load_model(source, revision, output_loading_info=True, **options)
+        weights = request.recipe.loss_weights
+        for name, weight, option in (
+            ("vocab_size", self.objective.predicts_tokens and weights.kl, "--kl-loss-weight"),
+            ("hidden_size", weights.hidden, "--hidden-loss-weight"),
+            ("num_hidden_layers", weights.hidden, "--hidden-loss-weight"),
+        ):
+            teacher_size, student_size = getattr(model.config, name), getattr(self.config, name)
+            if weight and teacher_size != student_size:
+                raise PosEncError(
+                    f"The teacher {source} has {name} {teacher_size}, but {request.model} has {student_size}: choose a "
+                    f"teacher of the same size, or pass {option} 0"
+                )
+        return Teacher(model, has_new_head=bool(loading_info["missing_keys"]))
+
+    def _check_learnable(self) -> None:
+        request, is_self_generated = self.request, self.request.data == SELF_GENERATED
+        has_no_head = self.objective is Objective.FEATURE_EXTRACTION
+        if has_no_head and self.teacher is None:
+            raise PosEncError(
+                f"{request.model} has no head, so it can only learn a teacher's hidden states: leave the teacher on, "
+                "or set --task"
+            )
+        if is_self_generated and self.objective is not Objective.CAUSAL:
+            raise PosEncError("Only causal models can generate their own text: pass --data with text")
+        if self.teacher is None:
+            return
+        length = max(stage.length for stage in self.stages)
+        if length > self.teacher.max_length and (is_self_generated or has_no_head):
+            raise PosEncError(
+                f"Rows of {length} tokens are longer than the {self.teacher.max_length} that the teacher can read, and "
+                "there is nothing else to learn from: lower --train-length"
+                + (", or pass --data with text" if is_self_generated else "")
+            )
+        if self.arguments.label_smoothing_factor:
+            raise PosEncError(
+                "--label-smoothing-factor has no effect with a teacher: pass --no-teacher, or leave it out"
             )
 
+    def build_rows(self) -> Rows:
+        """The rows to train on."""
+        request, step_rows = self.request, rows_per_step(self.arguments)
+        if request.data == SELF_GENERATED:
+            model = self.teacher.model if self.teacher else self._load_model(request.model, request.revision)
+            num_rows = max(self.arguments.max_steps, 0) * step_rows or MAX_SELF_GENERATED_ROWS
+            documents = self_generated_dataset(
+                model.to(self.arguments.device),
+                Path(self.arguments.output_dir),
+                request.self_generated_rows or min(num_rows, MAX_SELF_GENERATED_ROWS),
+                min(max(stage.length for stage in self.stages), model.config.max_position_embeddings),
+                {"model": request.teacher_model or request.model, "revision": str(request.revision)},
+            )
+        else:
+            documents = load_text_dataset(request.data, request.split, request.streaming)
+        datasets = [builder.build(documents) for builder in self.row_builders]
+        if len(datasets) == 1:
+            return datasets[0]
+        if request.streaming:
+            raise PosEncError("Streamed data supports a single --train-length: train the stages one after the other")
+        return StagedDataset(datasets, [(stage.steps or 0) * step_rows for stage in self.stages], self.arguments.seed)
 
-def build_student(
-    request: TrainRequest,
-    objective: Objective,
-    stock_model: PreTrainedModel | None,
-    rows: Any,
-    fit_tokens: int,
-    stage: Stage,
-    device: torch.device,
-    warm_start: bool,
-    config_fields: dict[str, Any],
-) -> PreTrainedModel:
-    """The model to train, with a warm start from the stock model unless the run resumes from a checkpoint.
+    def build_eval_rows(self) -> Rows | None:
+        """The rows to evaluate on, of the last stage's length."""
+        if self.request.eval_data is None:
+            return None
+        return self.row_builders[-1].build(load_text_dataset(self.request.eval_data, self.request.eval_split))
 
-    `fit_tokens` is the number of training tokens that the recipe's fit ratio is a fraction of.
-    """
-    # In float32 whatever the files are in: in half precision, small optimizer updates round to nothing.
-    options = {"dtype": torch.float32, **config_fields}
-    if request.scheme is None:
-        return load_model(objective, request.model, request.revision, **options)
-    model = load_model(objective, request.model, request.revision, position_scheme=request.scheme, **options)
-    trains_all = request.trainable == "all"
-    absorbs_mean = request.recipe.absorb_table_mean and trains_all
-    ratio = resolve_fit_ratio(request.recipe, architecture_of(model), request.scheme)
-    fits = ratio > 0 and objective is not Objective.CLASSIFICATION
-    if not warm_start or not (absorbs_mean or fits):
+    def build_student(self, rows: Rows, warm_start: bool) -> PreTrainedModel:
+        """The model to train, with a warm start from the stock model unless the run resumes from a checkpoint."""
+        request, length = self.request, self.stages[0].length
+        num_tokens = self._count_steps(rows) * rows_per_step(self.arguments) * length
+        options = {} if request.scheme is None else {"position_scheme": request.scheme}
+        # In float32 whatever the files are in: in half precision, small optimizer updates round to nothing.
+        model = self._load_model(request.model, request.revision, dtype=torch.float32, **options)
+        if self.labels is not None and self.tokenizer is not None:
+            # Decoders classify by the last token that is not padding.
+            for classifier in (model, self.teacher.model if self.teacher is not None else model):
+                if getattr(classifier.config, "pad_token_id", None) is None:
+                    classifier.config.pad_token_id = self.tokenizer.pad_token_id
+        if request.scheme is None or not warm_start:
+            return model
+        trains_all = request.trainable == "all"
+        absorbs_mean = request.recipe.absorb_table_mean and trains_all
+        fit_tokens = math.ceil(resolve_fit_ratio(request.recipe, architecture_of(model), request.scheme) * num_tokens)
+        fits = fit_tokens > 0 and self.objective is not Objective.CLASSIFICATION
+        if not (absorbs_mean or fits):
+            return model
+        stock_model = self._stock_model or self._load_model(request.model, request.revision)
+        model.to(self.arguments.device)
+        if absorbs_mean:
+            absorb_table_mean(stock_model, model, min(length, model.config.max_position_embeddings))
+        if fits:
+            _fit_on_rows(stock_model, model, rows, fit_tokens, length, projections=trains_all)
         return model
-    if stock_model is None:
-        stock_model = load_model(objective, request.model, request.revision, **config_fields)
-    model.to(device)
-    if absorbs_mean:
-        absorb_table_mean(stock_model, model, min(stage.length, model.config.max_position_embeddings))
-    if fits:
-        _fit_on_rows(stock_model, model, rows, math.ceil(ratio * fit_tokens), stage.length, projections=trains_all)
-    return model
+
+    def _count_steps(self, rows: Rows) -> int:
+        if self.arguments.max_steps > 0:
+            return self.arguments.max_steps
+        if not hasattr(rows, "__len__"):
+            raise PosEncError("Streamed data has no known size: set --max-steps")
+        return math.ceil(math.ceil(len(rows) / rows_per_step(self.arguments)) * self.arguments.num_train_epochs)
 
 
 def _fit_on_rows(
-    stock_model: PreTrainedModel, model: PreTrainedModel, rows: Any, tokens: int, length: int, projections: bool
+    stock_model: PreTrainedModel, model: PreTrainedModel, rows: Rows, tokens: int, length: int, projections: bool
 ) -> None:
+    from accelerate.utils import broadcast
+
     length = min(length, FIT_LENGTH, model.config.max_position_embeddings)
     batch_size = FIT_ROWS if architecture_of(model).rotary else FIT_ROWS_TABLE
     steps = min(math.ceil(tokens / (batch_size * length)), MAX_FIT_STEPS)
@@ -169,35 +248,3 @@ def _fit_on_rows(
     logger.info(f"Attention fit: from {result.before:.4f} to {result.after:.4f} nats per query")
     for parameter in model.parameters():  # the results of several processes may differ in the last bit
         parameter.data.copy_(broadcast(parameter.data))
-
-
-def build_training_rows(
-    request: TrainRequest,
-    arguments: TrainingArguments,
-    objective: Objective,
-    stages: list[Stage],
-    builders: list[RowBuilder],
-    generator: PreTrainedModel | None,
-) -> Any:
-    """The rows to train on; `generator` samples them if the request asks for self-generated text."""
-    if request.data == SELF_GENERATED:
-        if generator is None:
-            generator = load_model(objective, request.model, request.revision)
-        num_rows = max(arguments.max_steps, 0) * rows_per_step(arguments) or MAX_SELF_GENERATED_ROWS
-        length = min(max(stage.length for stage in stages), generator.config.max_position_embeddings)
-        documents = self_generated_dataset(
-            generator.to(arguments.device),
-            Path(arguments.output_dir),
-            request.self_generated_rows or min(num_rows, MAX_SELF_GENERATED_ROWS),
-            length,
-            {"model": request.teacher_model or request.model, "revision": str(request.revision)},
-        )
-    else:
-        documents = load_text_dataset(request.data, request.split, request.streaming)
-    datasets = [builder.build(documents) for builder in builders]
-    if len(stages) == 1:
-        return datasets[0]
-    if request.streaming:
-        raise PosEncError("Streamed data supports a single --train-length: train the stages one after the other")
-    sizes = [(stage.steps or 0) * rows_per_step(arguments) for stage in stages]
-    return StagedDataset(datasets, sizes, arguments.seed)

@@ -19,9 +19,8 @@ from hf_posenc.checkpoints import RUN_STATE_FILE
 from hf_posenc.cli import app
 from hf_posenc.errors import PosEncError
 from hf_posenc.training import LossWeights, train
-from hf_posenc.training.arguments import NAIVE, RECOMMENDED
-from hf_posenc.training.factories import build_teacher
-from hf_posenc.training.objectives import Objective
+from hf_posenc.training.arguments import NAIVE, RECOMMENDED, Stage
+from hf_posenc.training.factories import RunBuilder
 from tests.support import tiny_models as tiny
 from tests.support.training_fixtures import LENGTH, request, settings
 
@@ -147,13 +146,13 @@ def test_teacher_of_another_size(
         train(train_request, settings(tmp_path / "out", max_steps=2))
 
 
-def test_teachers_separate_packed_documents(stock: dict[str, Path]) -> None:
+def test_teachers_separate_packed_documents(stock: dict[str, Path], tmp_path: Path) -> None:
     """The stock model as the default teacher, and as one named by the request."""
     positions = torch.tensor([[*range(7), *range(9)]])
     logits = []
     for teacher_model in (None, str(stock["bert"])):
-        train_request = request(stock["bert"], "text", teacher_model=teacher_model)
-        teacher = build_teacher(train_request, Objective.MASKED, packing=True)
+        train_request = request(stock["bert"], "text", teacher_model=teacher_model, packing=True)
+        teacher = RunBuilder(train_request, settings(tmp_path), [Stage(16)]).teacher
         assert teacher is not None
         logits.append(teacher.forward({"input_ids": tiny.tokens(1, 16), "position_ids": positions}).logits_BNV)
     assert torch.equal(*logits)
