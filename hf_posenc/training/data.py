@@ -60,14 +60,11 @@ class RowBuilder:
             options["desc"] = "Tokenizing"
         if self.objective is Objective.CLASSIFICATION:
             return documents.map(self._classification_rows, fn_kwargs={"column": column}, **options)
+        options["batch_size"] = DOCUMENTS_PER_BATCH
         if self.objective is Objective.CAUSAL and self.packing:
-            rows = documents.map(
-                self._document_packer(column), with_indices=True, batch_size=DOCUMENTS_PER_BATCH, **options
-            )
+            rows = documents.map(self._document_packer(column), with_indices=True, **options)
         else:
-            rows = documents.map(
-                self._segment_rows, fn_kwargs={"column": column}, batch_size=DOCUMENTS_PER_BATCH, **options
-            )
+            rows = documents.map(self._segment_rows, fn_kwargs={"column": column}, **options)
         if hasattr(rows, "__len__") and not len(rows):
             raise PosEncError(
                 f"The text does not fill one row of {self.length} tokens: use more text or a smaller --train-length"
@@ -120,10 +117,7 @@ class RowBuilder:
 
 
 def pack_documents(documents: list[list[int]], length: int) -> Columns:
-    """Full rows for a causal model: ids, positions, and labels without the first token of each document.
-
-    The incomplete last row is dropped; see `unpacked_remainder`.
-    """
+    """Full rows for a causal model: ids, positions, and labels without the first token of each document."""
     sizes = np.array([len(document) for document in documents], dtype=np.int64)
     num_rows = int(sizes.sum()) // length
     ids = np.fromiter(itertools.chain.from_iterable(documents), dtype=np.int64, count=num_rows * length)
@@ -193,12 +187,8 @@ def _shuffled_indices(count: int, generator: torch.Generator) -> Iterator[int]:
 
 
 def sample_input_ids(rows: Rows, count: int, length: int) -> torch.Tensor | None:
-    """The first tokens of some rows, (count, length) or fewer and shorter.
-
-    Looks at twice as many rows. If fewer than half are long enough, all are cut to what half of them have. None if
-    that is a single token.
-    """
-    candidates = [row[INPUT_IDS][:length] for row in itertools.islice(rows, 2 * count)]
+    """The first tokens of some rows, (count, length) or fewer and shorter: as long as half of them are, at least."""
+    candidates = [row[INPUT_IDS][:length] for row in itertools.islice(iter(rows), 2 * count)]
     shortest = sorted(map(len, candidates))[len(candidates) // 2] if candidates else 0
     selected = [row[:shortest] for row in candidates if len(row) >= shortest]
     return torch.tensor(selected[:count]) if shortest > 1 else None
@@ -245,7 +235,7 @@ def generate_text(
     config = model.config
     start = config.bos_token_id if config.bos_token_id is not None else config.eos_token_id
     if isinstance(start, list):
-        start = start[0] if start else None
+        start = next(iter(start), None)
     if start is None:
         raise PosEncError("The model's config has no bos_token_id to start generating from: pass --data with text")
     if length > config.max_position_embeddings:
@@ -279,10 +269,7 @@ def generate_text(
 def self_generated_dataset(
     model: PreTrainedModel, directory: Path, rows: int, length: int, source: dict[str, str]
 ) -> Dataset:
-    """Text sampled from a model, kept in a directory so that a resumed run trains on the same.
-
-    `source` identifies the model: text of another one, left by an aborted run, is replaced.
-    """
+    """Text sampled from a model, kept in a file so that a resumed run trains on the same; `source` names the model."""
     from accelerate import PartialState
     from datasets import Dataset
 

@@ -88,14 +88,11 @@ def fit(
     try:
         for stock_base, base in _paired_bases(stock_model, variant):
             divergence = _AttentionDivergence(stock_base, base, input_ids, rows)
-            before = divergence.measure()
             rate = projection_learning_rate
             if rate is None:
                 rate = PROJECTION_LEARNING_RATE * min(1.0, math.sqrt(REFERENCE_WIDTH / base.config.hidden_size))
             groups = _parameter_groups(base, projections, learning_rate, rate)
-            if groups and steps:
-                _minimize(divergence, groups, steps, progress)
-            results.append(FitResult(before, divergence.measure()))
+            results.append(_minimize(divergence, groups, steps, progress))
     finally:
         variant.train(was_training)
     means = (sum(values) / len(results) for values in zip(*map(dataclasses.astuple, results), strict=True))
@@ -121,7 +118,7 @@ def absorb_table_mean(stock_model: PreTrainedModel, variant: PreTrainedModel, le
             embedding.add_(table[:length].mean(0).to(embedding))
 
 
-def _paired_bases(stock_model: PreTrainedModel, variant: PreTrainedModel) -> list[tuple[nn.Module, Any]]:
+def _paired_bases(stock_model: PreTrainedModel, variant: PreTrainedModel) -> list[tuple[PreTrainedModel, PreTrainedModel]]:
     """The base models of both, side by side."""
     stock_class = architecture_of(stock_model).base
     stock_bases = [module for module in stock_model.modules() if isinstance(module, stock_class)]
@@ -131,7 +128,11 @@ def _paired_bases(stock_model: PreTrainedModel, variant: PreTrainedModel) -> lis
             f"{type(variant).__name__} has no position scheme to fit: load it with from_pretrained(..., "
             "position_scheme=...) or change it with hf_posenc.retrofit"
         )
-    if [_sizes(base) for base in stock_bases] != [_sizes(base) for base in bases]:
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    stock_sizes, variant_sizes = (
+        [[getattr(base.config, name) for name in sizes] for base in group] for group in (stock_bases, bases)
+    )
+    if stock_sizes != variant_sizes:
         raise PosEncError(
             f"{type(stock_model).__name__} and {type(variant).__name__} have different sizes: pass the stock model "
             "that the variant was made from"
@@ -139,11 +140,7 @@ def _paired_bases(stock_model: PreTrainedModel, variant: PreTrainedModel) -> lis
     return list(zip(stock_bases, bases, strict=True))
 
 
-def _sizes(base: Any) -> tuple[int, ...]:
-    return base.config.hidden_size, base.config.num_hidden_layers, base.config.num_attention_heads
-
-
-def _drops_table(base: Any) -> bool:
+def _drops_table(base: PreTrainedModel) -> bool:
     return base.architecture.table is not None and not any(s.uses_stock_table() for s in base.position_scheme)
 
 
@@ -160,27 +157,27 @@ def _check_inputs(input_ids: Any, rows: int, steps: int) -> None:
 
 
 def _parameter_groups(
-    base: Any, projections: bool, learning_rate: float, projection_rate: float
+    base: PreTrainedModel, projections: bool, learning_rate: float, projection_rate: float
 ) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = [{"params": [], "lr": learning_rate}, {"params": [], "lr": projection_rate}]
-    groups[0]["params"] = [parameter for name, parameter in base.named_parameters() if is_scheme_parameter(name)]
-    if projections:
-        # The other projections get no gradient, so the optimizer leaves them alone.
-        groups[1]["params"] = [
-            parameter
-            for attention in _attentions(base)
-            for name, parameter in attention.named_parameters()
-            if not is_scheme_parameter(name)
-        ]
+    schemes = [parameter for name, parameter in base.named_parameters() if is_scheme_parameter(name)]
+    # Value and output projections get no gradient, so the optimizer leaves them alone.
+    attention = [
+        parameter
+        for module in _attentions(base)
+        for name, parameter in module.named_parameters()
+        if projections and not is_scheme_parameter(name)
+    ]
+    groups = ({"params": schemes, "lr": learning_rate}, {"params": attention, "lr": projection_rate})
     return [group for group in groups if group["params"]]
 
 
-def _minimize(divergence: _AttentionDivergence, groups: list[dict[str, Any]], steps: int, progress: bool) -> None:
+def _minimize(divergence: _AttentionDivergence, groups: list[dict[str, Any]], steps: int, progress: bool) -> FitResult:
     """Adam with a cosine schedule; everything is put back if that made the divergence worse."""
+    before = divergence.measure()
+    if not groups or not steps:
+        return FitResult(before, before)
     parameters = [parameter for group in groups for parameter in group["params"]]
-    required_grad = [parameter.requires_grad for parameter in parameters]
-    initial = [parameter.detach().clone() for parameter in parameters]
-    divergence_before = divergence.measure()
+    initial = [(parameter.detach().clone(), parameter.requires_grad) for parameter in parameters]
     with torch.enable_grad():
         for parameter in parameters:
             parameter.requires_grad_(True)
@@ -194,19 +191,21 @@ def _minimize(divergence: _AttentionDivergence, groups: list[dict[str, Any]], st
             loss.backward()
             optimizer.step()
             scheduler.step()
-    is_worse = not divergence.measure() <= divergence_before  # NaN counts as worse
+    after = divergence.measure()
+    is_better = after <= before  # false for NaN
     with torch.no_grad():
-        for parameter, value, requires_grad in zip(parameters, initial, required_grad, strict=True):
-            if is_worse:
+        for parameter, (value, requires_grad) in zip(parameters, initial, strict=True):
+            if not is_better:
                 parameter.copy_(value)
             parameter.requires_grad_(requires_grad)
             parameter.grad = None
+    return FitResult(before, after if is_better else before)
 
 
 class _AttentionDivergence:
     """KL divergence from the stock attention weights to the variant's, on a few rows of text at a time."""
 
-    def __init__(self, stock_base: nn.Module, base: Any, input_ids: torch.Tensor, rows: int) -> None:
+    def __init__(self, stock_base: PreTrainedModel, base: PreTrainedModel, input_ids: torch.Tensor, rows: int) -> None:
         self.drops_table = _drops_table(base)
         if self.drops_table and min(rows, len(input_ids)) < 2:
             raise PosEncError(
@@ -245,17 +244,17 @@ class _AttentionDivergence:
         return states_BNE - (states_BNE.mean(0, keepdim=True) - states_BNE.mean((0, 1), keepdim=True))
 
 
-def _reference_copy(stock_base: Any, base: Any) -> Any:
+def _reference_copy(stock_base: PreTrainedModel, base: PreTrainedModel) -> PreTrainedModel:
     """A frozen copy with its own encoding as a scheme, which computes the same and exposes its attention layers."""
     reference = copy.deepcopy(stock_base).to(device=base.device, dtype=base.dtype).eval().requires_grad_(False)
     return reference if isinstance(reference, PosEncBaseModel) else retrofit(reference, base.architecture.stock_scheme)
 
 
-def _attentions(base: Any) -> list[Any]:
+def _attentions(base: PreTrainedModel) -> list[PosEncAttention]:
     return base.architecture.self_attentions(base)
 
 
-def _attention_inputs(base: Any, input_ids: torch.Tensor) -> list[torch.Tensor]:
+def _attention_inputs(base: PreTrainedModel, input_ids: torch.Tensor) -> list[torch.Tensor]:
     """The hidden states that enter each attention layer."""
     inputs: list[torch.Tensor] = []
 
