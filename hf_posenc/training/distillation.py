@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -47,20 +46,12 @@ class LossWeights:
 class Teacher:
     """A frozen model to distill from.
 
-    Attributes:
-        model: The model, in eval mode and without gradients.
-        layers: Its transformer layers.
-        max_length: The longest input that it can read.
+    Args:
+        model: The model, usually the stock one; put in eval mode and frozen in place.
         has_new_head: Whether its head is untrained, so that its predictions mean nothing.
     """
 
     def __init__(self, model: PreTrainedModel, has_new_head: bool = False) -> None:
-        """Freeze a model.
-
-        Args:
-            model: The model, usually the stock one; changed in place.
-            has_new_head: Whether the checkpoint had no head for the task.
-        """
         self.model = model.eval().requires_grad_(False)
         self.has_new_head = has_new_head
         self.layers = transformer_layers(model)
@@ -178,7 +169,7 @@ def record_hidden_states(layers: list[nn.Module]) -> Iterator[list[torch.Tensor]
     """
     hidden_states: list[torch.Tensor] = []
 
-    def record(module: nn.Module, args: Any, output: Any) -> None:
+    def record(module: nn.Module, args: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
         hidden_states.append(output[0] if isinstance(output, tuple) else output)
 
     hooks = [layer.register_forward_hook(record) for layer in layers]

@@ -76,18 +76,7 @@ _CLASS_SUFFIXES = {
 
 
 def infer_objective(config: PreTrainedConfig, task: str | None = None) -> Objective:
-    """The objective of a task if one is given, else that of the checkpoint's head.
-
-    Args:
-        config: The checkpoint's config.
-        task: One of the values of `Objective`.
-
-    Returns:
-        The objective. A checkpoint without a head has `Objective.FEATURE_EXTRACTION`.
-
-    Raises:
-        PosEncError: If the task is unknown or there is none for the checkpoint's head.
-    """
+    """The objective of a task if one is given, else that of the checkpoint's head."""
     tasks = [objective.value for objective in Objective]
     if task is not None:
         if task not in tasks:
@@ -111,7 +100,7 @@ class Labels:
 
     names: tuple[str, ...]
 
-    def class_id(self, label: Any) -> int:
+    def class_id(self, label: object) -> int:
         """The id of a label, which is a class name or a class id."""
         if isinstance(label, str) and label in self.names:
             return self.names.index(label)
@@ -123,7 +112,7 @@ class Labels:
         )
 
     @property
-    def config_fields(self) -> dict[str, dict[Any, Any]]:
+    def config_fields(self) -> dict[str, object]:
         """The fields of a model config that name the classes."""
         return {"id2label": dict(enumerate(self.names)), "label2id": {name: n for n, name in enumerate(self.names)}}
 
@@ -145,10 +134,7 @@ class Labels:
                 "The number of classes in a streamed dataset is unknown: leave out --streaming, or start from a "
                 "checkpoint with a classification head"
             )
-        return cls._from_values(documents.unique(column), column)
-
-    @classmethod
-    def _from_values(cls, values: list[Any], column: str) -> Labels:
+        values = documents.unique(column)
         if all(isinstance(value, str) for value in values) and 1 < len(values) <= MAX_LABELS:
             return cls(tuple(sorted(values)))
         if all(isinstance(value, (bool, int)) and 0 <= value < MAX_LABELS for value in values) and any(values):

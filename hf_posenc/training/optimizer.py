@@ -45,10 +45,7 @@ def head_names(model: PreTrainedModel) -> list[str]:
 
 
 def scheme_parameter_ids(model: nn.Module) -> set[int]:
-    """The ids of the position parameters with a learning rate of their own.
-
-    Schemes at the input embedding are left out: token embeddings pass through their parameters.
-    """
+    """The ids of the position parameters with a learning rate of their own: those in attention."""
     ids = {id(parameter) for name, parameter in model.named_parameters() if is_scheme_parameter(name)}
     input_schemes = (module for module in model.modules() if isinstance(module, InputScheme))
     return ids - {id(parameter) for scheme in input_schemes for parameter in scheme.parameters()}
@@ -94,16 +91,13 @@ def split_parameter_group(optimizer: torch.optim.Optimizer, parameter_ids: set[i
 
 
 def add_lora(model: PreTrainedModel, rank: int, exclude: list[str]) -> None:
-    """Add LoRA adapters to every linear layer but those named, and train only them and the positions.
-
-    The adapters are injected rather than wrapped around the model, and merged when it is saved, so that checkpoints
-    load like those of any other model.
-    """
+    """Add LoRA adapters to every linear layer but those named, and train only them and the positions."""
     try:
         from peft import LoraConfig
         from peft.tuners.lora import LoraModel
     except ImportError as error:
         raise PosEncError("--trainable lora requires PEFT: pip install peft") from error
+    # Injected rather than wrapped around the model, and merged on saving: checkpoints load like any others.
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=exclude or None)
     LoraModel(model, {ADAPTER_NAME: config}, ADAPTER_NAME)
     for name, parameter in model.named_parameters():
@@ -117,11 +111,8 @@ def is_adapter_parameter(name: str) -> bool:
 @torch.no_grad()
 def merge_adapters(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The state dict of a model with adapters as that of one without; the model itself is left as it is."""
-    merged = {
-        name.replace(".base_layer.", "."): weight
-        for name, weight in state_dict.items()
-        if not is_adapter_parameter(name)
-    }
+    base_weights = {name: weight for name, weight in state_dict.items() if not is_adapter_parameter(name)}
+    merged = {name.replace(".base_layer.", "."): weight for name, weight in base_weights.items()}
     for path, module in model.named_modules():
         down = state_dict.get(f"{path}.lora_A.{ADAPTER_NAME}.weight")
         if down is not None:

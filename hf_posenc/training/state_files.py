@@ -27,7 +27,7 @@ _TENSOR, _STRUCTURE = "__tensor__", "structure"
 _FULL_STATE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def write_state(state: Any, path: Path) -> None:
+def write_state(state: object, path: Path) -> None:
     """Write nested dicts, lists, tensors and plain values."""
     tensors: dict[str, torch.Tensor] = {}
     structure = _extract_tensors(state, tensors)
@@ -40,15 +40,13 @@ def read_state(path: Path) -> Any:
         return _insert_tensors(json.loads((file.metadata() or {})[_STRUCTURE]), file)
 
 
-def _extract_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _extract_tensors(value: object, tensors: dict[str, torch.Tensor]) -> object:
     if isinstance(value, torch.Tensor):
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().contiguous().clone()  # safetensors refuses tensors that share memory
         return {_TENSOR: name}
     if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, (str, int)):
-                raise TypeError(f"Cannot write a key of type {type(key).__name__} to a checkpoint")
+        assert all(isinstance(key, (str, int)) for key in value)
         # JSON would turn integer keys into strings.
         return {"keys": list(value), "values": [_extract_tensors(item, tensors) for item in value.values()]}
     if isinstance(value, (list, tuple)):
@@ -60,7 +58,7 @@ def _extract_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     raise TypeError(f"Cannot write a {type(value).__name__} to a checkpoint")
 
 
-def _insert_tensors(value: Any, file: Any) -> Any:
+def _insert_tensors(value: object, file: safe_open) -> object:
     if isinstance(value, dict):
         if _TENSOR in value:
             return file.get_tensor(value[_TENSOR])

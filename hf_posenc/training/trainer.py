@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import Trainer
+from transformers.utils import ModelOutput
 
 from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
@@ -31,13 +32,6 @@ from .optimizer import scheme_parameter_ids, split_parameter_group
 LABELS, LABEL_LOSS, TOKENS = "labels", "label_loss", "tokens"
 LOSS_TERMS = (KL_LOSS, POOLED_LOSS, HIDDEN_LOSS, LABEL_LOSS)
 Batch = Mapping[str, torch.Tensor]
-
-
-def add_perplexity(metrics: dict[str, float], predicts_tokens: bool) -> dict[str, float]:
-    """Add the perplexity of a loss that is a mean over tokens."""
-    if predicts_tokens and "eval_loss" in metrics:
-        metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
-    return metrics
 
 
 class RecoveryTrainer(CheckpointingTrainer):
@@ -75,8 +69,8 @@ class RecoveryTrainer(CheckpointingTrainer):
         self.position_learning_rate = position_learning_rate
         self.predicts_tokens = predicts_tokens
         self.has_adapters = has_adapters
-        self._is_finite: torch.Tensor | None = None
-        self._term_sums: dict[str, torch.Tensor] = {}
+        self._is_finite = torch.ones((), dtype=torch.bool, device=self.args.device)
+        self._term_sums = torch.zeros(len(LOSS_TERMS), 2, device=self.args.device)  # of the values, and their number
         self._mean_counts: dict[str, float] = {}
         if teacher is not None:
             self.model_accepts_loss_kwargs = False  # the distillation loss is a mean, not a sum over labels
@@ -122,30 +116,26 @@ class RecoveryTrainer(CheckpointingTrainer):
         return model.training and inputs["input_ids"].shape[-1] <= self.teacher.max_length
 
     def _distillation_loss(
-        self, target: TeacherOutput, outputs: Any, hidden_states: list[torch.Tensor], inputs: Batch
+        self, target: TeacherOutput, outputs: ModelOutput, hidden_states: list[torch.Tensor], inputs: Batch
     ) -> torch.Tensor:
         training = torch.is_grad_enabled()
-        hidden_scale = self._hidden_scale() if training else 0.0
+        hidden_scale = 0.0
+        if training and self.hidden_loss_until and self.state.max_steps > 0:
+            hidden_scale = max(1 - self.state.global_step / (self.hidden_loss_until * self.state.max_steps), 0.0)
         logits, mask = getattr(outputs, "logits", None), inputs.get("attention_mask")
         terms = target.losses(self.loss_weights, logits, hidden_states, mask, hidden_scale)
-        is_classifier = target.logits_BNV is not None and target.logits_BNV.ndim == 2
-        for name in terms:
-            if name != POOLED_LOSS and not (is_classifier and name == KL_LOSS):
-                terms[name] = terms[name] * self._batch_weight(TOKENS, inputs)
+        per_row = {POOLED_LOSS, KL_LOSS} if logits is not None and logits.ndim == 2 else {POOLED_LOSS}
+        for name in terms.keys() - per_row:
+            terms[name] = terms[name] * self._batch_weight(TOKENS, inputs)
         if self.loss_weights.label and LABELS in inputs:
             terms[LABEL_LOSS] = self.loss_weights.label * outputs.loss * self._batch_weight(LABELS, inputs)
         if not terms:
             raise PosEncError("There is nothing to learn: all loss weights that apply to this model are 0")
         if training:
-            for name, value in terms.items():
-                update = torch.stack([value.detach().float(), torch.ones((), device=value.device)])
-                self._term_sums[name] = self._term_sums.get(name, 0) + update
+            for name, term in terms.items():
+                value = term.detach().float()
+                self._term_sums[LOSS_TERMS.index(name)] += torch.stack([value, torch.ones_like(value)])
         return torch.stack(list(terms.values())).sum()
-
-    def _hidden_scale(self) -> float:
-        if not self.hidden_loss_until or self.state.max_steps <= 0:
-            return 0.0
-        return max(1 - self.state.global_step / (self.hidden_loss_until * self.state.max_steps), 0.0)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Also counts the tokens and labels in the batches of a step, over all processes, if rows are padded."""
@@ -170,7 +160,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         mean = self._mean_counts.get(kind) if torch.is_grad_enabled() else None
         return float(self._counts(inputs)[kind]) / mean if mean else 1.0
 
-    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def prediction_step(self, model: nn.Module, inputs: Batch, *args: Any, **kwargs: Any) -> Any:
         if self.teacher is not None and LABELS not in inputs:
             with torch.no_grad(), self.compute_loss_context_manager():
                 return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
@@ -190,29 +180,26 @@ class RecoveryTrainer(CheckpointingTrainer):
             data_collator=self.data_collator,
             compute_metrics=self.compute_metrics,
         )
-        return add_perplexity(trainer.evaluate(), self.predicts_tokens)
+        return self._with_perplexity(trainer.evaluate())
+
+    def _with_perplexity(self, metrics: dict[str, float]) -> dict[str, float]:
+        if self.predicts_tokens and "eval_loss" in metrics:
+            metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
+        return metrics
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
-        self._is_finite = torch.isfinite(loss) & (True if self._is_finite is None else self._is_finite)
+        self._is_finite &= torch.isfinite(loss)
         return loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Also logs the terms of the loss and perplexities; stops if the loss is not finite."""
         if "loss" in logs:
-            if self._is_finite is not None and not self._is_finite:
+            if not self._is_finite:
                 raise NonFiniteError("loss", self.state.global_step, Path(self.args.output_dir))
-            logs |= self._mean_terms() if self.teacher is not None else {}
-            self._term_sums = {}
-        super().log(add_perplexity(logs, self.predicts_tokens), *args, **kwargs)
-
-    def _mean_terms(self) -> dict[str, float]:
-        """Averaged over all processes; some of them may have had no batch with a teacher."""
-        empty = torch.zeros(2, device=self.args.device)
-        sums = torch.stack([self._term_sums.get(name, empty) for name in LOSS_TERMS])
-        sums = self.accelerator.reduce(sums, "sum")
-        return {
-            name: round(total / count, 6)
-            for name, (total, count) in zip(LOSS_TERMS, sums.tolist(), strict=True)
-            if count
-        }
+            if self.teacher is not None:  # some processes may have had no batch with a teacher
+                sums = self.accelerator.reduce(self._term_sums, "sum").tolist()
+                means = {name: total / count for name, (total, count) in zip(LOSS_TERMS, sums, strict=True) if count}
+                logs |= {name: round(mean, 6) for name, mean in means.items()}
+                self._term_sums = torch.zeros_like(self._term_sums)
+        super().log(self._with_perplexity(logs), *args, **kwargs)

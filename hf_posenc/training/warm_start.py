@@ -118,7 +118,9 @@ def absorb_table_mean(stock_model: PreTrainedModel, variant: PreTrainedModel, le
             embedding.add_(table[:length].mean(0).to(embedding))
 
 
-def _paired_bases(stock_model: PreTrainedModel, variant: PreTrainedModel) -> list[tuple[PreTrainedModel, PreTrainedModel]]:
+def _paired_bases(
+    stock_model: PreTrainedModel, variant: PreTrainedModel
+) -> list[tuple[PreTrainedModel, PreTrainedModel]]:
     """The base models of both, side by side."""
     stock_class = architecture_of(stock_model).base
     stock_bases = [module for module in stock_model.modules() if isinstance(module, stock_class)]
