@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from ..errors import PosEncError
 from .app import Json, app, exit_on_user_error, parse_scheme_option
@@ -20,7 +21,6 @@ from .app import Json, app, exit_on_user_error, parse_scheme_option
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from ..hub import PushResult
     from ..training import TrainRequest
 
 DEFAULT_ARGUMENTS = {
@@ -31,7 +31,6 @@ DEFAULT_ARGUMENTS = {
     "save_total_limit": 2,
 }
 """Where our defaults differ from those of TrainingArguments. The learning rate depends on the model's width."""
-REQUIRED = ("model", "data", "train_length", "output_dir")
 COMMAND_LINE_ONLY = ("config", "restart", "as_json")
 _CONFIG_EXTRAS = "hf_posenc.train.extras"
 
@@ -58,11 +57,12 @@ def _load_config_file(context: typer.Context, path: Path | None) -> Path | None:
                 raise PosEncError(f"{name!r} in --config {path} must be a single value, got {value!r}")
         context.meta[_CONFIG_EXTRAS] = {name: value for name, value in values.items() if name not in options}
         # As text, so that values are parsed as on the command line: YAML reads 1e-3 as a string.
-        context.default_map = {
-            name: json.dumps(value) if isinstance(value, (dict, list)) else str(value)
-            for name, value in options.items()
-        }
+        context.default_map = {name: _to_text(value) for name, value in options.items()}
     return path
+
+
+def _to_text(value: object) -> str:
+    return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 
 def _option_names(context: typer.Context) -> set[str]:
@@ -72,59 +72,39 @@ def _option_names(context: typer.Context) -> set[str]:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def train(
     context: typer.Context,
-    model: Annotated[str | None, typer.Option(help="Checkpoint directory or Hub id, stock or variant.")] = None,
-    scheme: Annotated[str | None, typer.Option(help="New scheme of a stock model: a name, or JSON.")] = None,
+    model: Annotated[str | None, Option(help="Checkpoint directory or Hub id, stock or variant.")] = None,
+    scheme: Annotated[str | None, Option(help="New scheme of a stock model: a name, or JSON.")] = None,
     data: Annotated[
-        str | None,
-        typer.Option(
-            help="Text, JSONL, CSV or parquet files (file, directory or pattern), a saved dataset, a Hub id, or 'self' "
-            "for text sampled from the model."
-        ),
+        str | None, Option(help="Text, JSONL, CSV or parquet files, a saved dataset, a Hub id, or 'self'.")
     ] = None,
-    train_length: Annotated[
-        str | None, typer.Option(help="Tokens per row; or stages, 512,1024 or with steps 512:300,1024:100.")
-    ] = None,
-    output_dir: Annotated[Path | None, typer.Option(help="Directory for checkpoints and the variant.")] = None,
+    train_length: Annotated[str | None, Option(help="Tokens per row; or stages, 512,1024 or 512:300,1024:100.")] = None,
+    output_dir: Annotated[Path | None, Option(help="Directory for checkpoints and the variant.")] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            help="YAML file with any of these options; the command line takes precedence.",
-            callback=_load_config_file,
-            is_eager=True,
-        ),
+        Option(help="YAML file with options; the command line wins.", callback=_load_config_file, is_eager=True),
     ] = None,
-    eval_data: Annotated[str | None, typer.Option(help="Text to evaluate on, as for --data.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="recommended, or naive for plain fine-tuning.")] = None,
-    teacher: Annotated[bool | None, typer.Option(help="Distill from the stock model.")] = None,
-    teacher_model: Annotated[str | None, typer.Option(help="Another checkpoint to distill from.")] = None,
-    fit_ratio: Annotated[
-        float | None, typer.Option(help="Tokens to fit attention on first, as a fraction of the training tokens.")
-    ] = None,
-    kl_loss_weight: Annotated[float | None, typer.Option(help="Weight of the teacher's predictions.")] = None,
-    hidden_loss_weight: Annotated[float | None, typer.Option(help="Weight of the teacher's hidden states.")] = None,
-    label_loss_weight: Annotated[float | None, typer.Option(help="Weight of the text itself.")] = None,
-    trainable: Annotated[
-        str | None, typer.Option(help="all, positions (the scheme's parameters) or lora (those and adapters).")
-    ] = None,
-    lora_rank: Annotated[int | None, typer.Option(help="Rank of the LoRA adapters.")] = None,
-    position_learning_rate: Annotated[
-        float | None, typer.Option(help="Learning rate of the scheme's parameters.")
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="causal-lm, masked-lm, feature-extraction or classification.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="Split of --data.")] = None,
-    eval_split: Annotated[str | None, typer.Option(help="Split of --eval-data.")] = None,
-    text_column: Annotated[str | None, typer.Option(help="Column with the text.")] = None,
-    label_column: Annotated[str | None, typer.Option(help="Column with the labels of a classification task.")] = None,
-    streaming: Annotated[bool | None, typer.Option("--streaming", help="Stream the data.")] = None,
-    packing: Annotated[
-        bool | None, typer.Option(help="Pack several documents into a row; default for causal models.")
-    ] = None,
-    mlm_probability: Annotated[float | None, typer.Option(help="Fraction of tokens to mask, for masked LMs.")] = None,
-    self_generated_rows: Annotated[int | None, typer.Option(help="Rows to sample with --data self.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Delete an earlier run in the directory.")] = False,
+    eval_data: Annotated[str | None, Option(help="Text to evaluate on, as for --data.")] = None,
+    recipe: Annotated[str | None, Option(help="recommended, or naive for plain fine-tuning.")] = None,
+    teacher: Annotated[bool | None, Option(help="Distill from the stock model.")] = None,
+    teacher_model: Annotated[str | None, Option(help="Another checkpoint to distill from.")] = None,
+    fit_ratio: Annotated[float | None, Option(help="Fraction of the training tokens to fit attention on.")] = None,
+    kl_loss_weight: Annotated[float | None, Option(help="Weight of the teacher's predictions.")] = None,
+    hidden_loss_weight: Annotated[float | None, Option(help="Weight of the teacher's hidden states.")] = None,
+    label_loss_weight: Annotated[float | None, Option(help="Weight of the text itself.")] = None,
+    trainable: Annotated[str | None, Option(help="all, positions (scheme parameters) or lora (plus adapters).")] = None,
+    lora_rank: Annotated[int | None, Option(help="Rank of the LoRA adapters.")] = None,
+    position_learning_rate: Annotated[float | None, Option(help="Learning rate of the scheme's parameters.")] = None,
+    task: Annotated[str | None, Option(help="causal-lm, masked-lm, feature-extraction or classification.")] = None,
+    split: Annotated[str | None, Option(help="Split of --data.")] = None,
+    eval_split: Annotated[str | None, Option(help="Split of --eval-data.")] = None,
+    text_column: Annotated[str | None, Option(help="Column with the text.")] = None,
+    label_column: Annotated[str | None, Option(help="Column with the labels of a classification task.")] = None,
+    streaming: Annotated[bool | None, Option("--streaming", help="Stream the data.")] = None,
+    packing: Annotated[bool | None, Option(help="Pack documents into rows; default for causal models.")] = None,
+    mlm_probability: Annotated[float | None, Option(help="Fraction of tokens to mask, for masked LMs.")] = None,
+    self_generated_rows: Annotated[int | None, Option(help="Rows to sample with --data self.")] = None,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
+    restart: Annotated[bool, Option("--restart", help="Delete an earlier run in the directory.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model under a new position scheme.
@@ -138,18 +118,15 @@ def train(
 
     Example: accelerate launch -m hf_posenc train --config run.yaml --output-dir out
     """
-    options = {
-        name: value
-        for name, value in context.params.items()
-        if value is not None and name not in (*COMMAND_LINE_ONLY, "output_dir")
-    }
+    skipped = (*COMMAND_LINE_ONLY, "output_dir")
+    options = {name: value for name, value in context.params.items() if value is not None and name not in skipped}
     # Trainer prints its logs, which are not JSON.
     stdout = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with exit_on_user_error(), stdout:
         not_installed = [name for name in ("accelerate", "datasets") if find_spec(name) is None]
         if not_installed:
             raise PosEncError(f"Training requires {' and '.join(not_installed)}: pip install hf_posenc[train]")
-        for name in REQUIRED:
+        for name in ("model", "data", "train_length", "output_dir"):
             if context.params[name] is None:
                 raise PosEncError(f"--{name.replace('_', '-')} is required")
         from ..training import train as run
@@ -159,39 +136,35 @@ def train(
         arguments = parse_training_arguments(request, extras, context.args, _option_names(context))
         repo = _hub_repo(arguments)
         directory = run(request, arguments, restart)
-        is_main_process = arguments.process_index == 0
-        pushed = None
+        is_main_process, pushed = arguments.process_index == 0, None
         if repo is not None and is_main_process:
             from ..hub import push_directory
 
             options = {"private": arguments.hub_private_repo, "revision": getattr(arguments, "hub_revision", None)}
             pushed = push_directory(directory, repo, token=arguments.hub_token, **options)
-    if not is_main_process:
-        return
-    if as_json:
-        typer.echo(json.dumps(_summary(directory, pushed), indent=1))
-        return
-    typer.echo(f"Saved the variant to {directory}. Load it with AutoModel.from_pretrained({str(directory)!r})")
-    if pushed is not None:
-        typer.echo(str(pushed))
+    if is_main_process and as_json:
+        result = dataclasses.asdict(pushed) if pushed is not None else None
+        typer.echo(json.dumps({**_summary(directory), "pushed": result}, indent=1))
+    elif is_main_process:
+        typer.echo(f"Saved the variant to {directory}. Load it with AutoModel.from_pretrained({str(directory)!r})")
+        if pushed is not None:
+            typer.echo(str(pushed))
 
 
-def build_request(options: Mapping[str, Any]) -> TrainRequest:
+def build_request(options: dict[str, Any]) -> TrainRequest:
     """The training request of the command's options. Options that are not set keep their defaults."""
     from ..training import RECIPES, TrainRequest
 
-    options = dict(options)
     name = options.pop("recipe", "recommended")
     if name not in RECIPES:
         raise PosEncError(f"Unknown recipe {name!r}; expected one of {sorted(RECIPES)}")
-    recipe = RECIPES[name]
-    weights = {kind: options.pop(f"{kind}_loss_weight", None) for kind in ("kl", "hidden", "label")}
-    weights = {kind: weight for kind, weight in weights.items() if weight is not None}
-    changes = {field: options.pop(field) for field in ("teacher", "fit_ratio") if field in options}
-    recipe = dataclasses.replace(recipe, loss_weights=dataclasses.replace(recipe.loss_weights, **weights), **changes)
+    kinds = [kind for kind in ("kl", "hidden", "label") if f"{kind}_loss_weight" in options]
+    weights = {kind: options.pop(f"{kind}_loss_weight") for kind in kinds}
+    changes: dict[str, Any] = {field: options.pop(field) for field in ("teacher", "fit_ratio") if field in options}
+    changes["loss_weights"] = dataclasses.replace(RECIPES[name].loss_weights, **weights)
     if "scheme" in options:
         options["scheme"] = parse_scheme_option(options["scheme"])
-    return TrainRequest(recipe=recipe, **options)
+    return TrainRequest(recipe=dataclasses.replace(RECIPES[name], **changes), **options)
 
 
 def parse_training_arguments(
@@ -205,10 +178,8 @@ def parse_training_arguments(
     values = {**DEFAULT_ARGUMENTS, "learning_rate": default_learning_rate(load_config(request)), **extras}
     words: list[str] = []
     for name, value in values.items():
-        items = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-        words += [f"--{name}", *map(str, items)]
-    usage = "hf-posenc train [our options] [any field of transformers.TrainingArguments, as --max-steps 100]"
-    parser = HfArgumentParser(TrainingArguments, prog="hf-posenc train", usage=usage, allow_abbrev=False)
+        words += [f"--{name}", *map(_to_text, value if isinstance(value, list) else [value])]
+    parser = HfArgumentParser(TrainingArguments, prog="hf-posenc train", usage="see --help", allow_abbrev=False)
     arguments, unknown = parser.parse_args_into_dataclasses([*words, *command_line], return_remaining_strings=True)
     if unknown:
         names = [*option_names, *(field.name for field in dataclasses.fields(TrainingArguments))]
@@ -223,33 +194,29 @@ def parse_training_arguments(
 
 
 def _hub_repo(arguments: TrainingArguments) -> str | None:
-    """The repository for --push-to-hub. The token is checked before training.
-
-    Trainer's own push is turned off: it would upload checkpoints too, with another model card.
-    """
+    """The repository for --push-to-hub. The token is checked before training."""
     if not arguments.push_to_hub:
         return None
+    from huggingface_hub import HfApi
+
     from ..checkpoints import translate_hub_errors
 
-    arguments.push_to_hub = False
+    arguments.push_to_hub = False  # Trainer would upload checkpoints too, with another model card
     repo = str(arguments.hub_model_id or Path(arguments.output_dir).resolve().name)
     if arguments.process_index == 0:
         with translate_hub_errors(repo):
-            from huggingface_hub import HfApi
-
             HfApi(token=arguments.hub_token).whoami()
     return repo
 
 
-def _summary(directory: Path, pushed: PushResult | None) -> dict[str, Any]:
-    from ..checkpoints import RECOVERY_FILE, RUN_STATE_FILE
+def _summary(directory: Path) -> dict[str, object]:
+    from ..checkpoints import RECOVERY_FILE, RUN_STATE_FILE, read_json_object
 
-    state = json.loads((directory / RUN_STATE_FILE).read_text(encoding="utf-8"))
+    state = read_json_object(directory / RUN_STATE_FILE)
     recovery = directory / RECOVERY_FILE
     return {
         "directory": str(directory),
-        "position_scheme": json.loads((directory / "config.json").read_text(encoding="utf-8"))["position_scheme"],
-        **{name: state[name] for name in ("steps", "train_loss", "dataset", "arguments", "request") if name in state},
-        "recovery": json.loads(recovery.read_text(encoding="utf-8")) if recovery.is_file() else None,
-        "pushed": None if pushed is None else dataclasses.asdict(pushed),
+        "position_scheme": read_json_object(directory / "config.json")["position_scheme"],
+        **{name: state[name] for name in ("steps", "train_loss", "dataset", "arguments", "request")},
+        "recovery": read_json_object(recovery) if recovery.is_file() else None,
     }
