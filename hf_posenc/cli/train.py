@@ -179,7 +179,7 @@ def parse_training_arguments(
     words: list[str] = []
     for name, value in values.items():
         words += [f"--{name}", *map(_to_text, value if isinstance(value, list) else [value])]
-    parser = HfArgumentParser(TrainingArguments, prog="hf-posenc train", usage="see --help", allow_abbrev=False)
+    parser = HfArgumentParser(TrainingArguments, prog="hf-posenc train", usage="%(prog)s [options]", allow_abbrev=False)
     arguments, unknown = parser.parse_args_into_dataclasses([*words, *command_line], return_remaining_strings=True)
     if unknown:
         names = [*option_names, *(field.name for field in dataclasses.fields(TrainingArguments))]

@@ -192,11 +192,9 @@ def parse_train_length(text: str, max_steps: int) -> list[Stage]:
     if any(stage.length < 2 or stage.steps == 0 for stage in stages):
         raise PosEncError(f"--train-length needs at least 2 tokens and 1 step per stage, got {text!r}")
     steps = [stage.steps for stage in stages if stage.steps is not None]
-    if len(steps) == len(stages):
-        if max_steps > 0 and sum(steps) != max_steps:
-            raise PosEncError(f"The stages of --train-length have {sum(steps)} steps, but --max-steps is {max_steps}")
-        return stages
-    if len(stages) == 1:
+    if len(steps) == len(stages) and 0 < max_steps != sum(steps):
+        raise PosEncError(f"The stages of --train-length have {sum(steps)} steps, but --max-steps is {max_steps}")
+    if len(steps) == len(stages) or len(stages) == 1:
         return stages
     if steps or max_steps < len(stages):
         raise PosEncError("Several lengths need --max-steps, or steps for each of them, as in 512:300,1024:100")

@@ -172,9 +172,7 @@ def record_hidden_states(layers: list[nn.Module]) -> Iterator[list[torch.Tensor]
     def record(module: nn.Module, args: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
         hidden_states.append(output[0] if isinstance(output, tuple) else output)
 
-    hooks = [layer.register_forward_hook(record) for layer in layers]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(record))
         yield hidden_states
-    finally:
-        for hook in hooks:
-            hook.remove()

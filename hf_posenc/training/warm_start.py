@@ -10,9 +10,13 @@ Shape legend: B batch, N tokens, E hidden size, H heads, G key heads, D head siz
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
+import operator
+import statistics
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -95,8 +99,7 @@ def fit(
             results.append(_minimize(divergence, groups, steps, progress))
     finally:
         variant.train(was_training)
-    means = (sum(values) / len(results) for values in zip(*map(dataclasses.astuple, results), strict=True))
-    return FitResult(*means)
+    return FitResult(*(statistics.fmean(values) for values in zip(*map(dataclasses.astuple, results), strict=True)))
 
 
 @torch.no_grad()
@@ -118,10 +121,7 @@ def absorb_table_mean(stock_model: PreTrainedModel, variant: PreTrainedModel, le
             embedding.add_(table[:length].mean(0).to(embedding))
 
 
-def _paired_bases(
-    stock_model: PreTrainedModel, variant: PreTrainedModel
-) -> list[tuple[PreTrainedModel, PreTrainedModel]]:
-    """The base models of both, side by side."""
+def _paired_bases(stock_model: PreTrainedModel, variant: PreTrainedModel) -> Iterable[tuple[PreTrainedModel, ...]]:
     stock_class = architecture_of(stock_model).base
     stock_bases = [module for module in stock_model.modules() if isinstance(module, stock_class)]
     bases = base_models(variant)
@@ -130,16 +130,13 @@ def _paired_bases(
             f"{type(variant).__name__} has no position scheme to fit: load it with from_pretrained(..., "
             "position_scheme=...) or change it with hf_posenc.retrofit"
         )
-    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    stock_sizes, variant_sizes = (
-        [[getattr(base.config, name) for name in sizes] for base in group] for group in (stock_bases, bases)
-    )
-    if stock_sizes != variant_sizes:
+    sizes = operator.attrgetter("config.hidden_size", "config.num_hidden_layers", "config.num_attention_heads")
+    if list(map(sizes, stock_bases)) != list(map(sizes, bases)):
         raise PosEncError(
             f"{type(stock_model).__name__} and {type(variant).__name__} have different sizes: pass the stock model "
             "that the variant was made from"
         )
-    return list(zip(stock_bases, bases, strict=True))
+    return zip(stock_bases, bases, strict=True)
 
 
 def _drops_table(base: PreTrainedModel) -> bool:
@@ -230,7 +227,9 @@ class _AttentionDivergence:
         for stock_attention, attention, states_BNE in attentions:
             with torch.no_grad():
                 target = _attention_log_weights(stock_attention, states_BNE, stock_positions)
-            log_weights = _attention_log_weights(attention, self._content(states_BNE), positions)
+            if self.drops_table:  # remove what the states at the same position have in common
+                states_BNE = states_BNE - (states_BNE.mean(0, keepdim=True) - states_BNE.mean((0, 1), keepdim=True))
+            log_weights = _attention_log_weights(attention, states_BNE, positions)
             divergence = nn.functional.kl_div(log_weights, target, reduction="none", log_target=True)
             total = total + divergence.sum(-1).mean()
         return total / len(inputs)
@@ -238,12 +237,6 @@ class _AttentionDivergence:
     def measure(self) -> float:
         with torch.no_grad():
             return self(0).item()
-
-    def _content(self, states_BNE: torch.Tensor) -> torch.Tensor:
-        """The states without what those at the same position have in common, if a table put it there."""
-        if not self.drops_table:
-            return states_BNE
-        return states_BNE - (states_BNE.mean(0, keepdim=True) - states_BNE.mean((0, 1), keepdim=True))
 
 
 def _reference_copy(stock_base: PreTrainedModel, base: PreTrainedModel) -> PreTrainedModel:
@@ -263,12 +256,10 @@ def _attention_inputs(base: PreTrainedModel, input_ids: torch.Tensor) -> list[to
     def record(module: nn.Module, args: Any, kwargs: Any) -> None:
         inputs.append(args[0] if args else kwargs["hidden_states"])
 
-    hooks = [attention.register_forward_pre_hook(record, with_kwargs=True) for attention in _attentions(base)]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for attention in _attentions(base):
+            hooks.enter_context(attention.register_forward_pre_hook(record, with_kwargs=True))
         base(input_ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return inputs
 
 
