@@ -19,7 +19,7 @@ from ..validation import truncate_repr
 from .arguments import SELF_GENERATED, Stage, TrainRequest, resolve_fit_ratio, rows_per_step
 from .data import RowBuilder, StagedDataset, sample_input_ids, self_generated_dataset
 from .distillation import Teacher
-from .objectives import Labels, Objective, infer_objective
+from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .warm_start import absorb_table_mean, fit
 
 if TYPE_CHECKING:
@@ -32,17 +32,7 @@ FIT_ROWS, FIT_ROWS_TABLE, FIT_LENGTH, MAX_FIT_STEPS = 2, 4, 128, 2000
 
 
 def load_config(request: TrainRequest) -> PreTrainedConfig:
-    """Read the config of the model to train, and check early that its weights and the scheme fit.
-
-    Args:
-        request: The model and its new scheme.
-
-    Returns:
-        The config of the checkpoint, stock or variant.
-
-    Raises:
-        PosEncError: If the model and the scheme do not go together, or the weights are damaged.
-    """
+    """The config of the checkpoint to train. Raises PosEncError if its weights or the scheme cannot be used."""
     config = read_config(request.model, request.revision)
     is_variant = isinstance(config, VariantConfig)
     if is_variant and request.scheme is not None:
@@ -114,7 +104,7 @@ class RunBuilder:
         options |= self.labels.config_fields if self.labels is not None else {}
         options |= {"revision": revision, "use_safetensors": True, "trust_remote_code": False}
         try:
-            return self.objective.auto_class.from_pretrained(source, **options)
+            return AUTO_CLASSES[self.objective].from_pretrained(source, **options)
         except OSError as error:
             raise PosEncError(f"Cannot load {source}: {error}. Only safetensors weights are supported") from error
 

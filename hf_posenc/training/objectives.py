@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers import (
     AutoModel,
@@ -39,11 +39,6 @@ class Objective(enum.Enum):
     CLASSIFICATION = "classification"
 
     @property
-    def auto_class(self) -> Any:
-        """The Auto class that loads a model for this objective."""
-        return _AUTO_CLASSES[self]
-
-    @property
     def predicts_tokens(self) -> bool:
         """Whether the loss is a mean over tokens, so that its exponential is a perplexity."""
         return self in (Objective.CAUSAL, Objective.MASKED)
@@ -62,7 +57,7 @@ class Objective(enum.Enum):
         return DataCollatorWithPadding(tokenizer)
 
 
-_AUTO_CLASSES = {
+AUTO_CLASSES = {
     Objective.CAUSAL: AutoModelForCausalLM,
     Objective.MASKED: AutoModelForMaskedLM,
     Objective.FEATURE_EXTRACTION: AutoModel,
@@ -106,9 +101,8 @@ class Labels:
             return self.names.index(label)
         if isinstance(label, (bool, int)) and 0 <= label < len(self.names):
             return int(label)
-        examples = ", ".join(map(repr, self.names[:8])) + (", ..." if len(self.names) > 8 else "")
         raise PosEncError(
-            f"Unknown label {label!r}; expected one of the {len(self.names)} classes ({examples}) or a class id"
+            f"Unknown label {label!r}; expected one of the {len(self.names)} classes {self.names[:8]} or a class id"
         )
 
     @property
