@@ -75,7 +75,8 @@ def train(
     model: Annotated[str | None, Option(help="Checkpoint directory or Hub id, stock or variant.")] = None,
     scheme: Annotated[str | None, Option(help="New scheme of a stock model: a name, or JSON.")] = None,
     data: Annotated[
-        str | None, Option(help="Text, JSONL, CSV or parquet files, a saved dataset, a Hub id, or 'self'.")
+        str | None,
+        Option(help="Text, JSONL, CSV or parquet files, a saved dataset, a Hub id, or 'self' to sample text."),
     ] = None,
     train_length: Annotated[str | None, Option(help="Tokens per row; or stages, 512,1024 or 512:300,1024:100.")] = None,
     output_dir: Annotated[Path | None, Option(help="Directory for checkpoints and the variant.")] = None,
