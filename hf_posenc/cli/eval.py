@@ -13,10 +13,12 @@ from ..errors import PosEncError
 from .app import Json, app, exit_on_user_error
 
 Number = TypeVar("Number", int, float)
+COMMAND_LINE_ONLY = ("results", "csv", "plots", "save_length_curve", "as_json")
 
 
 @app.command("eval")
 def evaluate(
+    context: typer.Context,
     models: Annotated[list[str], typer.Argument(help="Checkpoint directories or Hub ids; name=path sets a name.")],
     data: Annotated[
         str, typer.Option(help="Text, JSONL, CSV or parquet files (file, directory or pattern), or a Hub dataset.")
@@ -91,33 +93,11 @@ def evaluate(
             create_figure_directory(plots)
         if save_length_curve and (len(models) != 1 or not Path(models[0]).is_dir() or "perplexity" not in selected):
             raise PosEncError("--save-length-curve requires one model directory and the metric perplexity")
-        report = run(
-            _parse_models(models),
-            data,
-            lengths=_split(lengths),
-            metrics=selected,
-            trained_length=trained_length,
-            reference=reference,
-            results_path=results,
-            restart=restart,
-            device=device,
-            split=split,
-            text_column=text_column,
-            revision=revision,
-            progress=progress,
-            stride=stride,
-            max_tokens=max_tokens,
-            batch_tokens=batch_tokens,
-            dtype=dtype,
-            task=task,
-            mlm_probability=mlm_probability,
-            position_bins=position_bins,
-            passkey_depths=[_parse(float, depth) for depth in _split(passkey_depths)],
-            passkey_trials=passkey_trials,
-            shuffle_blocks=[None if size == "all" else _parse(int, size) for size in _split(shuffle_blocks)],
-            confidence=confidence,
-            seed=seed,
-        )
+        options = {name: value for name, value in context.params.items() if name not in COMMAND_LINE_ONLY}
+        options |= {"models": _parse_models(models), "metrics": selected, "lengths": _split(lengths)}
+        options["passkey_depths"] = [_parse(float, depth) for depth in _split(passkey_depths)]
+        options["shuffle_blocks"] = [None if size == "all" else _parse(int, size) for size in _split(shuffle_blocks)]
+        report = run(**options, results_path=results)
         if int(os.environ.get("RANK", "0")):
             return  # only the main process reports
         if csv is not None:

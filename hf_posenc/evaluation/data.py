@@ -161,10 +161,7 @@ def split_windows(
 
 
 def choose_masked(candidates_N: torch.Tensor, probability: float, seed: int, index: int) -> torch.Tensor:
-    """The positions to mask among the candidates, (N,): at least one.
-
-    The choice depends on the seed and the window's index, not on batches or processes.
-    """
+    """The positions to mask among the candidates, (N,): at least one, whatever the batches and processes."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
     positions = candidates_N.nonzero()[:, 0]
     count = max(math.floor(probability * len(positions)), 1)

@@ -83,10 +83,9 @@ def evaluate_perplexity(
 def evaluate_order(
     model: EvaluatedModel, length: int, settings: EvaluationSettings, group: ProcessGroup
 ) -> OrderResult:
-    """How much the loss grows when the context is shuffled in blocks.
+    """How much the loss grows when the context of the scored tokens is shuffled in blocks.
 
-    Only the context moves; the scored tokens stay in place. They are the last token of each block for a causal model,
-    and masked tokens for a masked one.
+    A causal model is scored on the last token of each block, a masked model on masked tokens. These stay in place.
     """
     windows = split_windows(model.token_ids, model.special_tokens, length)
     if windows.text_length < 3:

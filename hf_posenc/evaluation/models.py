@@ -217,11 +217,7 @@ class EvaluatedModel:
     def prepare_inputs(
         self, windows: Windows, indices: list[int], causal_targets_BN: torch.Tensor, settings: EvaluationSettings
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input ids and the tokens to score, both (B, N): the given ones for a causal model, else masked ones.
-
-        Every chosen token becomes the mask token. Training also keeps some and replaces some at random, which would
-        only add noise here.
-        """
+        """The input ids and the tokens to score, both (B, N): the given ones for a causal model, else masked ones."""
         input_ids_BN = windows.input_ids(indices)
         if self.causal:
             return input_ids_BN, causal_targets_BN
@@ -234,12 +230,15 @@ class EvaluatedModel:
                 for maskable_N, index in zip(maskable_BN, indices, strict=True)
             ]
         )
+        # Training also keeps some of the masked tokens and replaces some at random, which would only add noise here.
         return input_ids_BN.masked_fill(masked_BN, self.tokenizer.mask_token_id), masked_BN
 
     @torch.no_grad()
     def hidden_states(self, input_ids_BN: torch.Tensor) -> torch.Tensor:
         """The last hidden states, (B, N, E); EvaluationStopped if the model refuses this length."""
-        limit = _position_table_size(self.model.config)
+        # Indexing past a stock position table kills the process on a GPU. Variants check by themselves.
+        architecture = ARCHITECTURES.get(self.model.config.model_type)
+        limit = None if architecture is None else architecture.shape(self.model.config).table_size
         if limit is not None and input_ids_BN.shape[1] > limit:
             raise EvaluationStopped(
                 f"The position table of this stock {self.model.config.model_type} ends at {limit} tokens: use a "
@@ -288,12 +287,6 @@ class EvaluatedModel:
 
         longest = bisect_left(range(1, refused_length + 1), True, key=refuses)
         return None if longest == refused_length else longest
-
-
-def _position_table_size(config: PreTrainedConfig) -> int | None:
-    """Size of a stock position table: indexing past it kills the process on a GPU. Variants check by themselves."""
-    architecture = ARCHITECTURES.get(config.model_type)
-    return None if architecture is None else architecture.shape(config).table_size
 
 
 def _language_model_head(model: PreTrainedModel) -> nn.Module:

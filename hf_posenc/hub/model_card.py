@@ -65,17 +65,9 @@ class CardContent:
         shards = read_shards(self.directory)
         return {name: info.numel for shard in shards for name, info in shard.tensors.items()}
 
-    @cached_property
-    def specs(self) -> tuple[SchemeSpec, ...]:
-        return self.config.position_specs
-
     @property
     def architecture(self) -> Architecture:
         return ARCHITECTURES[self.config.stock_class.model_type]
-
-    @property
-    def family_name(self) -> str:
-        return self.architecture.family.__name__.removesuffix("PreTrainedModel")
 
     @property
     def auto_class(self) -> str:
@@ -131,7 +123,7 @@ def _sha256(text: str) -> str:
 
 
 def _metadata(content: CardContent) -> dict[str, Any]:
-    names = [spec.name for spec in content.specs]
+    names = [spec.name for spec in content.config.position_specs]
     metadata = {
         "base_model": content.base_model,
         "library_name": "transformers",
@@ -142,19 +134,20 @@ def _metadata(content: CardContent) -> dict[str, Any]:
 
 
 def _title(content: CardContent) -> str:
-    names = " and ".join(f"`{spec.name}`" for spec in content.specs)
+    names = " and ".join(f"`{spec.name}`" for spec in content.config.position_specs)
+    family = content.architecture.family.__name__.removesuffix("PreTrainedModel")
     origin = ""
     if content.base_model:
         origin = f", converted from [{content.base_model}](https://huggingface.co/{content.base_model})"
     return (
         f"# {content.repo_id.rpartition('/')[2]}\n\n"
-        f"A {content.family_name} model with {names} positional encoding{origin} with `hf_posenc`."
+        f"A {family} model with {names} positional encoding{origin} with `hf_posenc`."
     )
 
 
 def _scheme(content: CardContent) -> str:
     scheme = json.dumps(content.config.position_scheme, indent=2)
-    items = "\n".join(_describe_scheme(spec) for spec in content.specs)
+    items = "\n".join(_describe_scheme(spec) for spec in content.config.position_specs)
     return f"## Position scheme\n\n```json\n{scheme}\n```\n\n{items}"
 
 
@@ -184,7 +177,7 @@ def _changes(content: CardContent) -> str:
 
 def _stock_encoding(content: CardContent) -> str:
     if content.architecture.rotary is not None:
-        is_rotary = any(spec.acts_at("rotate") for spec in content.specs)
+        is_rotary = any(spec.acts_at("rotate") for spec in content.config.position_specs)
         return f"The stock rotary embedding is {'replaced by the scheme' if is_rotary else 'removed'}."
     suffix = f"{content.architecture.table}.weight"
     table = next((name for name in content.tensors if name.endswith(suffix)), None)

@@ -102,10 +102,13 @@ def push_directory(
     """
     directory = Path(directory).expanduser()
     config = _read_variant(directory)
-    message = (
-        message or f"Upload variant with position scheme {' + '.join(spec.name for spec in config.position_specs)}"
-    )
-    _check_base_model(base_model)
+    scheme = " + ".join(spec.name for spec in config.position_specs)
+    message = message or f"Upload variant with position scheme {scheme}"
+    try:
+        if base_model is not None:
+            validate_repo_id(base_model)
+    except HFValidationError:
+        raise PosEncError(f"base_model must be a Hub id such as openai-community/gpt2, got {base_model!r}") from None
     local_card = read_local_card(directory)
     with translate_hub_errors(repo_id):
         created = HfApi(token=token, library_name="hf_posenc").create_repo(repo_id, private=private, exist_ok=True)
@@ -157,14 +160,6 @@ def _read_variant(directory: Path) -> VariantConfig:
     return config
 
 
-def _check_base_model(base_model: str | None) -> None:
-    try:
-        if base_model is not None:
-            validate_repo_id(base_model)
-    except HFValidationError:
-        raise PosEncError(f"base_model must be a Hub id such as openai-community/gpt2, got {base_model!r}") from None
-
-
 def _check_repository(repository: Repository, private: bool | None, force: bool) -> None:
     if private and not repository.private:
         raise PosEncError(
@@ -205,18 +200,7 @@ def upload_saved_model(
 ) -> CommitInfo:
     """The upload of `model.push_to_hub`, with a card for the variant and without stale shards.
 
-    Args:
-        directory: Where transformers has saved the model and a card: the repository's own, or an empty template.
-        repo_id: The repository.
-        timestamps: Modification times from before the model was saved; unchanged files are not uploaded.
-        message: The commit message.
-        token: A Hub token; by default the stored one.
-        create_pr: Open a pull request.
-        revision: The branch.
-        description: The commit description.
-
-    Returns:
-        The commit.
+    Files that have not changed since `timestamps`, from before the model was saved, are not uploaded.
     """
     repository = Repository.open(repo_id, revision, token, create_pr)
     changed = [path for path in sorted(directory.iterdir()) if os.path.getmtime(path) > timestamps.get(path.name, -1)]
