@@ -169,8 +169,18 @@ def test_converts_a_checkpoint_from_the_hub(hub: Hub, owner: Client, other: Clie
 def test_trains_and_pushes_a_model_from_the_hub(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:
     saved(tmp_path / "stock", None)
     owner.push_model(tmp_path / "stock", "me/stock")
-    line = ["train", "--model", "me/stock", "--scheme", "alibi", "--data", "self", "--self-rows", "8", "--use-cpu"]
-    line += ["--train-length", "8", "--max-steps", "2", "--push-to-hub", "--hub-model-id", "me/trained", "--json"]
+    line = ["train", "--model", "me/stock", "--scheme", "alibi", "--data", "self", "--self-generated-rows", "8"]
+    line += [
+        "--use-cpu",
+        "--train-length",
+        "8",
+        "--max-steps",
+        "2",
+        "--push-to-hub",
+        "--hub-model-id",
+        "me/trained",
+        "--json",
+    ]
     local = ["--model", str(tmp_path / "stock"), "--output-dir", str(tmp_path / "none")]
     refused = owner.command(*line, *local, token="hf_wrong")
     assert (refused["code"], refused["out"]) == (2, "")
