@@ -23,7 +23,7 @@ from transformers.utils import CONFIG_NAME
 from .errors import PosEncError
 from .model_types import STOCK_CONFIGS, VARIANT_PREFIX
 from .spec import PositionScheme, SchemeSpec, parse_position_scheme
-from .validation import truncate_repr
+from .validation import check_model_sizes, truncate_repr
 
 REMOTE_CODE_MODULE = "modeling_hf_posenc"
 SENTINEL = (
@@ -165,6 +165,7 @@ def _make_variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreT
         kwargs.pop("auto_map", None)
         from_checkpoint = kwargs.pop("model_type", None) == model_type
         self.scheme_origin = SchemeOrigin.CHECKPOINT if from_checkpoint else SchemeOrigin.NEW
+        check_model_sizes(kwargs)
         stock_class.__init__(self, **kwargs)
         _run_scheme_set_hooks(stock_class)
 
