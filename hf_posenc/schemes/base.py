@@ -63,8 +63,13 @@ class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
     """Base class of all position schemes.
 
     A subclass overrides the seams it acts at: `embed`, `rotate`, `score` and `value` (and `content_scale`). What it
-    does not override stays as in the stock model. The engine calls the seams through `scheme("score", ...)`, so that
-    forward hooks (offloading, FSDP, ZeRO) fire.
+    does not override stays as in the stock model. `prepare` runs once per forward pass and does the work that depends
+    on positions alone; its result is passed to the other seams. The engine calls the seams through
+    `scheme("score", ...)`, so that forward hooks (offloading, FSDP, ZeRO) fire.
+
+    Args:
+        options: The scheme's options, an instance of `Options`.
+        shape: The model it is built for.
 
     Attributes:
         name: Its `type` in `position_scheme`.
@@ -74,12 +79,13 @@ class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
         cost: Its parameters, and what it computes beyond plain attention.
         neutral: Which parameters start at zero, so that adding the scheme to the model's own encoding changes nothing.
         extends: Whether a trained model runs past its trained length at all (not how well).
-        at_input: Whether it acts at the input embedding only, so that there is no `layers` option.
+        at_input: Whether it acts at the input embedding only, so that the `layers` option does not apply.
         depends_on_length: Whether the result depends on the input's length, which a cache must then record.
         needs_distances: Whether scores depend on key positions, which a cache must then record.
         needs_key_positions: Whether it reads `Positions.keys_BK`.
         needs_context: Whether it reads `Positions.context_BQE`.
         rewrites_embeddings: Whether `embed` does more than add, so that the order of schemes matters.
+        Options: The dataclass of its options.
 
     Example:
         >>> @hf_posenc.register_scheme
@@ -125,19 +131,42 @@ class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
         return getattr(self, seam)(*args)
 
     def prepare(self, positions: Positions) -> PreparedT:
-        """Do the work that all layers share, once per forward pass, such as angles or buckets.
+        """Do the work that all layers share, such as angles or buckets.
 
-        Returns what the other seams need, as tensors or a (named) tuple of them, so that it can move between devices.
-        May read parameters only under `no_grad`: gradient checkpointing reruns the layers, not this.
+        Use parameters here only if `torch.is_grad_enabled()` is False: gradient checkpointing reruns the layers, not
+        this.
+
+        Args:
+            positions: The positions of this forward pass.
+
+        Returns:
+            Whatever the other seams need: tensors, or a (named) tuple of tensors, so that it can move between devices.
         """
         return cast(PreparedT, None)
 
     def embed(self, inputs_embeds_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
-        """Put positions into the input embeddings, without changing their shape or dtype."""
+        """Put positions into the input embeddings.
+
+        Args:
+            inputs_embeds_BQE: Token embeddings, or what the schemes before this one made of them.
+            positions: The positions of this forward pass.
+
+        Returns:
+            The new embeddings, of the same shape and dtype.
+        """
         return inputs_embeds_BQE
 
     def rotate(self, states_BHQD: torch.Tensor, prepared: PreparedT, keys: bool) -> torch.Tensor:
-        """Transform the queries of the current tokens, or their `keys` before they enter the cache."""
+        """Transform queries, or keys before they enter the cache.
+
+        Args:
+            states_BHQD: Queries or keys of the current tokens.
+            prepared: The result of `prepare`.
+            keys: Whether the states are keys.
+
+        Returns:
+            The transformed states, of the same shape.
+        """
         return states_BHQD
 
     def score(self, prepared: PreparedT, layer_params: LayerParams, content: Content) -> Term | list[Term]:
@@ -145,7 +174,7 @@ class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
 
         Args:
             prepared: The result of `prepare`.
-            layer_params: Returns the parameters of this layer's `layer_module`; None without one.
+            layer_params: Returns the parameters of this layer's `layer_module`; there is nothing to call without one.
             content: Queries, keys and scaling of this layer.
 
         Returns:
@@ -180,9 +209,15 @@ class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
         return False
 
     def patch_embedding(self, table: nn.Embedding, scheme_owned: bool) -> nn.Embedding:
-        """Replace the architecture's position table by a module with the same `weight`, if `uses_stock_table()`.
+        """Replace the architecture's position table. Called only if `uses_stock_table()`.
 
-        If `scheme_owned`, the architecture must get zeros from it: `embed` reads it through `Positions.table`.
+        Args:
+            table: The architecture's table.
+            scheme_owned: Whether the architecture must get zeros from it, because `embed` reads the table itself
+                (through `Positions.table`).
+
+        Returns:
+            The replacement, which must hold the same `weight` parameter, or the table itself to leave it in place.
         """
         return table
 
@@ -198,6 +233,9 @@ class LayerParameters(LayerModule):
     """Named parameters of a scheme in one layer, or shared by all layers. Calling it returns them by name.
 
     Read them through the call only, so that hooks which fetch weights (offloading, FSDP, ZeRO) fire.
+
+    Args:
+        **parameters: The shape and the initializer of each parameter.
 
     Example:
         >>> LayerParameters(u=((num_heads, head_size), init.zeros_))()["u"]

@@ -20,9 +20,17 @@ T = typing.TypeVar("T")
 def option(
     default: T, doc: str, *, minimum: float | None = None, above: float | None = None, maximum: float | None = None
 ) -> T:
-    """Declare a field of an options dataclass, with the bounds of its value.
+    """Declare a field of an options dataclass.
 
-    `doc` says in one line what the option does; `list_schemes` and the reference page show it.
+    Args:
+        default: The value if the user gives none.
+        doc: What the option does, in one line. Shown by `list_schemes` and in the reference page.
+        minimum: The smallest valid number.
+        above: A number that valid values must exceed.
+        maximum: The largest valid number.
+
+    Returns:
+        A dataclass field, typed as its default.
 
     Example:
         >>> num_buckets: int = option(32, "rows of the bias table", minimum=2)
@@ -37,7 +45,9 @@ class Options:
     """Base of all scheme options. Subclasses become frozen, keyword-only dataclasses; declare fields with `option`.
 
     Options are built from JSON, so a field is typed as a bool, int, float, str, Literal, list, dict, None or a union.
-    A value that does not match its type hint, or is out of bounds, raises PosEncError.
+
+    Raises:
+        PosEncError: If a value does not match its type hint or is out of bounds.
 
     Example:
         >>> class MyOptions(Options):
