@@ -55,6 +55,9 @@ def attention_by_distance(model: nn.Module, input_ids: torch.Tensor, name: str =
         input_ids: Token ids of shape (rows, tokens), without padding. Rows run one at a time, with eager attention.
         name: Label for plots; by default the name of the scheme.
 
+    Returns:
+        Attention by layer, head and distance.
+
     Raises:
         PosEncError: If the model is unsupported or `input_ids` do not fit it.
 
@@ -111,6 +114,9 @@ def bias_by_distance(model: nn.Module, length: int = 128, layer: int = 0, query:
         layer: The layer to read.
         query: Evaluate the bias at this query position. By default only biases that depend on more than the distance
             (fire, tupe) are: at the last position, or in the middle for encoders.
+
+    Returns:
+        The bias by head and distance.
 
     Raises:
         PosEncError: If the layer or query does not exist, or no bias is independent of the content.
@@ -170,6 +176,9 @@ def relative_buckets(model: nn.Module, length: int = 64) -> RelativeBuckets:
     Args:
         model: A stock or converted model, with or without a head.
         length: Number of positions.
+
+    Returns:
+        The matrix of rows.
 
     Raises:
         PosEncError: If no scheme of the model looks up a table by distance.

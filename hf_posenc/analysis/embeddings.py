@@ -62,6 +62,9 @@ def position_embeddings(model: nn.Module, length: int = 128) -> PositionEmbeddin
         model: A stock or converted model, with or without a head.
         length: Number of positions.
 
+    Returns:
+        The table of position embeddings, and how much each feature varies.
+
     Raises:
         PosEncError: If the model has no position embeddings, or fewer than `length`.
 
@@ -125,6 +128,9 @@ def token_clusters(
         length: Number of positions.
         labels: Names of the tokens for plots.
         seed: Seed for drawing tokens.
+
+    Returns:
+        Spread, distances and a two-dimensional projection.
 
     Raises:
         PosEncError: If there are fewer than two tokens, unknown ones, or a wrong number of labels.
@@ -209,6 +215,9 @@ def separability(
         rows: Sequences of random tokens to embed.
         seed: Seed for drawing tokens and splits.
         unmixed: Probe the concatenation of token and position vectors instead, as an upper bound.
+
+    Returns:
+        Probe accuracies, effective dimensions and principal angles.
 
     Raises:
         PosEncError: If there are too few tokens or positions.

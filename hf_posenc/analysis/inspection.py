@@ -211,6 +211,9 @@ def build_model(
         max_positions: Trained length, which is the size of learned tables.
         causal: Build a GPT-2; otherwise a bidirectional BERT.
 
+    Returns:
+        A base model in eval mode.
+
     Raises:
         PosEncError: If the sizes do not fit or the scheme is invalid.
 
@@ -246,6 +249,9 @@ def load_model(source: str | Path, scheme: PositionScheme | None = None) -> PreT
         source: Directory or Hub id of a stock checkpoint or a converted one.
         scheme: The position scheme to load it with; by default the checkpoint keeps its own encoding.
 
+    Returns:
+        A base model in eval mode.
+
     Raises:
         PosEncError: If the checkpoint cannot be read, is incomplete, or is of an unsupported architecture.
 
@@ -277,13 +283,19 @@ def load_model(source: str | Path, scheme: PositionScheme | None = None) -> PreT
 
 
 def tokenize_file(tokenizer: str | Path, path: str | Path, length: int, rows: int) -> torch.Tensor:
-    """Cut the beginning of a text file into token ids of shape (rows, length); a short text gives one shorter row.
+    """Cut the beginning of a text file into rows of token ids.
 
     Args:
         tokenizer: Directory or Hub id of a checkpoint with a tokenizer.
         path: A UTF-8 text file.
-        length: Tokens per row.
+        length: Tokens per row; a shorter text gives a single shorter row.
         rows: Maximum number of rows.
+
+    Returns:
+        Token ids of shape (rows, tokens).
+
+    Raises:
+        PosEncError: If the tokenizer or the file cannot be read, or the text has fewer than two tokens.
     """
     try:
         encode = AutoTokenizer.from_pretrained(tokenizer)

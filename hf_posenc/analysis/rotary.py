@@ -49,6 +49,9 @@ def rotary_decay(model: nn.Module, length: int = 512, layer: int = 0) -> RotaryD
         length: Number of positions.
         layer: The layer whose rotation to measure.
 
+    Returns:
+        Similarity by distance, in total and by pair of features.
+
     Raises:
         NoRotationError: If the layer does not rotate queries and keys.
 
@@ -94,6 +97,9 @@ def rotary_frequencies(model: nn.Module, input_ids: torch.Tensor, name: str = ""
         model: A stock or converted model, with or without a head.
         input_ids: Token ids of shape (rows, tokens), without padding.
         name: Label for plots; by default the name of the scheme.
+
+    Returns:
+        Shares by layer, head and frequency.
 
     Raises:
         NoRotationError: If no layer rotates queries and keys.

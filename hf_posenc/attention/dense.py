@@ -99,7 +99,16 @@ def _slice_term(term: Term, heads: slice) -> Term:
 
 
 def materialize(term: Term, positions: Positions, content: Content) -> torch.Tensor:
-    """Compute what a score term adds to the scaled logits, as a dense tensor: (B or 1, H, Q or 1, K)."""
+    """Compute a score term as a dense tensor.
+
+    Args:
+        term: The term, as a scheme's `score` returns it.
+        positions: The positions it was built for.
+        content: The queries and keys of the layer.
+
+    Returns:
+        What the term adds to the scaled logits: (B or 1, H, Q or 1, K).
+    """
     query_BHQD = content.query_BHQD
     device = query_BHQD.device
     if isinstance(term, DistanceBias):

@@ -98,6 +98,19 @@ def resolve_positions(
 ) -> ResolvedPositions:
     """Work out where the tokens of one forward pass stand, and mask documents that share a row from each other.
 
+    Args:
+        inputs: The inputs of the model's forward; not changed.
+        dtype: The dtype of the token embeddings.
+        backend: The attention backend that the model is set to.
+        causal: Whether the model is causal.
+        needs: What the schemes read.
+        schemes: The schemes of the model.
+        active: For each layer and seam, the indices of the schemes that act there.
+        table: The architecture's own position table, if a scheme adds it.
+
+    Returns:
+        Complete positions and the mask to use.
+
     Raises:
         PosEncError: If the cache, mask and position_ids do not determine the positions that the schemes need.
     """

@@ -30,6 +30,9 @@ def attention_by_distance(before: AttentionByDistance, after: AttentionByDistanc
         before: The model to draw.
         after: A second model, drawn next to the first with the change from one to the other.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         PosEncError: If the models have different numbers of layers or heads, or were measured at different lengths.
     """
@@ -47,7 +50,14 @@ def attention_by_distance(before: AttentionByDistance, after: AttentionByDistanc
 
 
 def bias_by_distance(bias: BiasByDistance) -> Figure:
-    """Draw the bias on the attention scores by distance, one line per head."""
+    """Draw the bias on the attention scores by distance, one line per head.
+
+    Args:
+        bias: The result of `analysis.bias_by_distance`.
+
+    Returns:
+        The figure; see `save_figure`.
+    """
     columns = -(-len(bias.values) // 16)
     figure, (axes,) = subplots(1, 1, 7.0 + columns, 3.8)
     for head, values in enumerate(bias.values.tolist()):
@@ -60,7 +70,14 @@ def bias_by_distance(bias: BiasByDistance) -> Figure:
 
 
 def relative_buckets(*results: RelativeBuckets) -> Figure:
-    """Draw the table row that each pair of query and key reads, one heat map per scheme."""
+    """Draw the table row that each pair of query and key reads, one heat map per scheme.
+
+    Args:
+        *results: Results of `analysis.relative_buckets`.
+
+    Returns:
+        The figure; see `save_figure`.
+    """
     check_not_empty(results)
     figure, panels = subplots(1, len(results), 4.2 * len(results), 3.6)
     for axes, buckets in zip(panels, results, strict=True):
@@ -70,7 +87,14 @@ def relative_buckets(*results: RelativeBuckets) -> Figure:
 
 
 def rotary_decay(*results: RotaryDecay) -> Figure:
-    """Draw similarity by distance, one line per rotation; for the first one also by pair of features."""
+    """Draw similarity by distance, one line per rotation; for the first one also by pair of features.
+
+    Args:
+        *results: Results of `analysis.rotary_decay`.
+
+    Returns:
+        The figure; see `save_figure`.
+    """
     check_not_empty(results)
     figure, (total, by_pair) = subplots(1, 2, 10.0, 3.8)
     for number, decay in enumerate(results):
@@ -92,6 +116,9 @@ def rotary_frequencies(before: RotaryFrequencies, after: RotaryFrequencies | Non
     Args:
         before: The model to draw.
         after: A second model, drawn next to the first with the change from one to the other, pair by pair.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
         PosEncError: If the models rotate different numbers of pairs, layers or heads.

@@ -17,7 +17,14 @@ MAX_RELATIVE_RANGE = 2.0
 
 
 def position_embeddings(embeddings: PositionEmbeddings) -> Figure:
-    """Draw position embeddings as a heat map of positions by features."""
+    """Draw position embeddings as a heat map of positions by features.
+
+    Args:
+        embeddings: The result of `analysis.position_embeddings`.
+
+    Returns:
+        The figure; see `save_figure`.
+    """
     figure, (axes,) = subplots(1, 1, 7.0, 3.6)
     draw_diverging(axes, embeddings.table.numpy(), "value")
     axes.set(title=f"{embeddings.name}: position embeddings", xlabel="feature", ylabel="position")
@@ -29,6 +36,9 @@ def feature_ranges(*results: PositionEmbeddings) -> Figure:
 
     Args:
         *results: Embeddings to compare. Ranges are relative to `reference_range`, features to the width.
+
+    Returns:
+        A matplotlib figure.
     """
     check_not_empty(results)
     figure, (axes,) = subplots(1, 1, 7.0, 3.4 + 0.18 * len(results))
@@ -61,6 +71,9 @@ def token_clusters(clusters: TokenClusters, num_tokens: int = len(COLORS) - 1) -
     Args:
         clusters: The clusters to draw.
         num_tokens: How many tokens to show in the plane.
+
+    Returns:
+        A matplotlib figure.
     """
     if num_tokens < 1:
         raise PosEncError(f"num_tokens must be at least 1, got {num_tokens}")
@@ -86,7 +99,14 @@ def token_clusters(clusters: TokenClusters, num_tokens: int = len(COLORS) - 1) -
 
 
 def separability(*results: Separability) -> Figure:
-    """Draw probe accuracies, effective dimensions, and principal angles between tokens and positions."""
+    """Draw probe accuracies, effective dimensions, and principal angles between tokens and positions.
+
+    Args:
+        *results: Results of `analysis.separability`.
+
+    Returns:
+        The figure; see `save_figure`.
+    """
     check_not_empty(results)
     figure, (probes, dimensions, angles) = subplots(1, 3, 12.5, 4.2 + 0.17 * len(results))
     labels = [f"{result.name}\n{result.mix}\nwidth {result.width}" for result in results]

@@ -128,7 +128,17 @@ def legend_below(axes: Axes, columns: int = 1) -> None:
 
 
 def check_figure_path(path: str | Path) -> Path:
-    """Raise PosEncError if `path` does not end in .png, .svg or .pdf; call it before measuring anything."""
+    """Raise PosEncError if no figure can be written to `path`; call it before measuring anything.
+
+    Args:
+        path: Output file.
+
+    Returns:
+        The path.
+
+    Raises:
+        PosEncError: If the extension is not .png, .svg or .pdf.
+    """
     path = Path(path)
     if path.suffix.lower() not in FIGURE_FORMATS:
         raise PosEncError(f"Unknown figure format {path.name!r}; expected a file ending in {', '.join(FIGURE_FORMATS)}")
@@ -150,6 +160,9 @@ def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> Path:
         figure: A figure returned by a function of `hf_posenc.plots`.
         path: Output file ending in .png, .svg or .pdf.
         dpi: Resolution of .png files.
+
+    Returns:
+        The path that was written.
 
     Raises:
         PosEncError: If the extension is unknown or the file cannot be written.

@@ -135,7 +135,17 @@ def check_buckets(scheme: str, num_buckets: int, max_distance: int, bidirectiona
 
 
 def extended_rows(weight: torch.Tensor, positions: torch.Tensor, extend: str, max_positions: int) -> torch.Tensor:
-    """Look up positions in a table of `max_positions` rows that is computed from a shorter one, (rows, width)."""
+    """Compute the rows of a longer position table from a shorter one.
+
+    Args:
+        weight: The short table, (rows, width).
+        positions: The positions to look up, of any shape.
+        extend: "interpolate", "tile" or "hierarchical".
+        max_positions: The length of the longer table.
+
+    Returns:
+        One row per position, (..., width).
+    """
     rows = weight.shape[0]
     embedding = torch.nn.functional.embedding
     if extend == "tile":
