@@ -113,9 +113,8 @@ def test_flex_equals_sdpa(case: Case, architecture: str) -> None:
             torch.testing.assert_close(logits[:, visible], expected[:, visible], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "architecture"), [("t5", "llama"), pytest.param("rope", "gpt2", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "architecture"), [("t5", "llama"), ("rope", "gpt2")])
 def test_flex_decodes_from_a_cache(scheme: str, architecture: str) -> None:
     model, ids = tiny.model(architecture, scheme, torch.float32), tiny.tokens(2, 8)
     settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}

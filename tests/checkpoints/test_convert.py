@@ -205,7 +205,8 @@ def _memory_growth(work: str, source: Path, output_dir: Path) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-@pytest.mark.parametrize("megabytes", [192, pytest.param(2048, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("megabytes", [192, 2048])
 def test_holds_at_most_one_shard_in_memory(megabytes: int, tmp_path: Path) -> None:
     """The position table is in the first of eight shards, which is rewritten."""
     config = GPT2Config(n_embd=512, n_head=8, n_layer=megabytes // 13, vocab_size=1000, bos_token_id=1, eos_token_id=2)

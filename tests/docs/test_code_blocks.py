@@ -27,7 +27,7 @@ TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES_WITH_CODE = [page for page in PAGES if parse_blocks(page.read_text())]
-FAST_PAGES = ("README", "analysis", "api", "how_it_works")
+FAST_PAGES = ("README",)
 RUNS = [
     pytest.param(
         page,

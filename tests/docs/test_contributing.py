@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.code_blocks import Kind, parse_blocks
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +29,7 @@ def test_examples_run_and_print_what_the_page_says(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_a_wrong_scheme_is_detected(tmp_path: Path) -> None:
     """Control: with a bias of the wrong sign, the parity check of the example fails."""
     page = PAGE.read_text(encoding="utf-8")

@@ -30,6 +30,7 @@ def test_another_process_loads_what_was_pushed(hub: Hub, owner: Client, other: C
     assert not same(pulled, different)
 
 
+@pytest.mark.slow
 def test_remote_code_loads_without_importing_the_package(hub: Hub, third: Client, tmp_path: Path) -> None:
     variant = saved(tmp_path / "variant")
     hub.repos["me/variant"] = Repo.new(private=False)

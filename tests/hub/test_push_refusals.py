@@ -101,6 +101,7 @@ def test_failed_upload_changes_nothing_and_can_be_resumed(
     assert sent == 1
 
 
+@pytest.mark.slow
 def test_killed_push_leaves_the_old_variant(
     hub: Hub, owner: Client, other: Client, third: Client, tmp_path: Path
 ) -> None:

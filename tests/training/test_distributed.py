@@ -80,7 +80,8 @@ def one(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/integration/test_data_parallel.py runs DDP in the fast tests
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_processes_match_one(kind: str, source: Path, one: Path, tmp_path: Path) -> None:
     """Up to float32 rounding: sums are taken in another order, and Adam's first steps amplify the difference."""
     out = tmp_path / "out"
