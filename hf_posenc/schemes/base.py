@@ -174,7 +174,7 @@ class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
 
         Args:
             prepared: The result of `prepare`.
-            layer_params: Returns the parameters of this layer's `layer_module`; there is nothing to call without one.
+            layer_params: Returns the parameters of this layer's `layer_module`; None without one.
             content: Queries, keys and scaling of this layer.
 
         Returns:
