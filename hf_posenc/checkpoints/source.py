@@ -125,7 +125,8 @@ def read_config(source: str | Path, revision: str | None = None) -> PreTrainedCo
     except PosEncError:
         raise
     except Exception as error:  # config constructors raise many kinds of errors for wrong types
-        raise PosEncError(f"Cannot read the config of {source}: {truncate_repr(error, str)}") from error
+        hint = "" if isinstance(checkpoint, Path) else " (not a local directory, so it was looked up on the Hub)"
+        raise PosEncError(f"Cannot read the config of {source}{hint}: {truncate_repr(error, str)}") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The evaluation text: token ids, windows of one length, and masking for masked language models.
+"""The evaluation text: token ids, and windows of one length.
 
 Shapes: B windows in a batch, N tokens in a window.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -37,7 +36,9 @@ def load_token_ids(
     chunks: list[torch.Tensor] = []
     remaining = max_tokens
     for document in _iter_documents(data, split, text_column):
-        chunks.append(_tokenize(document, tokenizer, remaining)[:remaining])
+        if isinstance(document, str):
+            document = _tokenize(document, tokenizer, remaining)
+        chunks.append(torch.as_tensor(document, dtype=torch.long)[:remaining])
         remaining -= len(chunks[-1])
         if not remaining:
             break
@@ -62,15 +63,13 @@ def _iter_documents(data: TextData, split: str, text_column: str | None) -> Iter
         yield from data
 
 
-def _tokenize(document: Document, tokenizer: PreTrainedTokenizerBase | None, max_tokens: int) -> torch.Tensor:
-    if not isinstance(document, str):
-        return torch.as_tensor(document, dtype=torch.long)
+def _tokenize(text: str, tokenizer: PreTrainedTokenizerBase | None, max_tokens: int) -> list[int]:
     if tokenizer is None:
         raise PosEncError("Text needs a tokenizer, and the model has none: pass tokenizer= or token ids")
-    text = document[: MAX_CHARACTERS_PER_TOKEN * max_tokens]
+    text = text[: MAX_CHARACTERS_PER_TOKEN * max_tokens]
     ids = tokenizer(text, add_special_tokens=False, verbose=False)[INPUT_IDS]
     end_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    return torch.tensor(ids if end_id is None or not ids else [*ids, end_id], dtype=torch.long)
+    return ids if end_id is None or not ids else [*ids, end_id]
 
 
 def text_hash(token_ids: torch.Tensor) -> str:
@@ -105,16 +104,33 @@ class SpecialTokens:
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Windows of `length` tokens, starting every `step` tokens of the text."""
+    """Windows of `length` tokens: adjacent, or sliding with a stride. An incomplete window at the end is dropped."""
 
     token_ids: torch.Tensor
     special_tokens: SpecialTokens
     length: int
-    step: int
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.text_length < 1:
+            raise PosEncError(
+                f"A window of {self.length} tokens has no room for text besides {len(self.special_tokens)} special "
+                "tokens: use a longer window"
+            )
+        if len(self.token_ids) < self.text_length:
+            raise EvaluationStopped(
+                f"The text has {len(self.token_ids):,} tokens, too few for a window of {self.length:,}: use more text "
+                "or a higher max_tokens"
+            )
 
     @property
     def text_length(self) -> int:
         return self.length - len(self.special_tokens)
+
+    @property
+    def step(self) -> int:
+        """Tokens between the starts of two windows."""
+        return min(self.stride or self.text_length, self.text_length)
 
     def __len__(self) -> int:
         return (len(self.token_ids) - self.text_length) // self.step + 1
@@ -140,31 +156,3 @@ class Windows:
         overlap_B = (torch.tensor(indices) > 0) * (self.text_length - self.step)
         first_new_B = (len(self.special_tokens.prefix) + overlap_B).clamp(min=1)
         return torch.arange(self.length) >= first_new_B[:, None]
-
-
-def split_windows(
-    token_ids: torch.Tensor, special_tokens: SpecialTokens, length: int, stride: int | None = None
-) -> Windows:
-    """Split text into adjacent windows, or sliding ones with a stride. An incomplete window at the end is dropped."""
-    text_length = length - len(special_tokens)
-    if text_length < 1:
-        raise PosEncError(
-            f"A window of {length} tokens has no room for text besides {len(special_tokens)} special tokens: "
-            "use a longer window"
-        )
-    if len(token_ids) < text_length:
-        raise EvaluationStopped(
-            f"The text has {len(token_ids):,} tokens, too few for a window of {length:,}: use more text or a higher "
-            "max_tokens"
-        )
-    return Windows(token_ids, special_tokens, length, min(stride or text_length, text_length))
-
-
-def choose_masked(candidates_N: torch.Tensor, probability: float, seed: int, index: int) -> torch.Tensor:
-    """The positions to mask among the candidates, (N,): at least one, whatever the batches and processes."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
-    positions = candidates_N.nonzero()[:, 0]
-    count = max(math.floor(probability * len(positions)), 1)
-    masked_N = torch.zeros_like(candidates_N)
-    masked_N[positions[torch.randperm(len(positions), generator=generator)[:count]]] = True
-    return masked_N

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import PosEncError
-from .data import Windows, split_windows, text_hash
+from .data import Windows, text_hash
 from .models import EvaluatedModel
 from .results import (
     Estimate,
@@ -25,39 +25,31 @@ from .results import (
     mean_estimate,
     perplexity_from_loss,
 )
-from .settings import EvaluationSettings, ProcessGroup
 
 MAX_EMBEDDED_WINDOWS = 512
 MIN_WINDOWS_TO_CORRELATE = 3
 
 
-def evaluate_perplexity(
-    model: EvaluatedModel, length: int, settings: EvaluationSettings, group: ProcessGroup
-) -> PerplexityResult:
+def evaluate_perplexity(model: EvaluatedModel, length: int) -> PerplexityResult:
     """Perplexity on windows of one length, overall and by position within the window."""
+    settings = model.settings
     if settings.stride is not None and not model.causal:
         raise PosEncError(f"stride requires a causal model, but {model.name} is a masked model: remove the stride")
-    windows = split_windows(model.token_ids, model.special_tokens, length, settings.stride)
+    windows = model.windows(length, settings.stride)
     num_bins = min(settings.position_bins, length)
     edges = [length * index // num_bins for index in range(num_bins + 1)]
     bins_N = torch.bucketize(torch.arange(length), torch.tensor(edges[1:]), right=True)
 
-    def bin_losses(indices: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        targets_BN = windows.input_ids(indices)
-        input_ids_BN, scored_BN = model.prepare_inputs(windows, indices, windows.new_tokens(indices), settings)
-        losses_BN = model.token_losses(input_ids_BN, targets_BN, scored_BN)
-        sums_BK, counts_BK = (
-            torch.zeros(len(indices), num_bins, dtype=torch.float64).index_add_(1, bins_N, values_BN.double())
-            for values_BN in (losses_BN, scored_BN)
-        )
-        return list(zip(sums_BK, counts_BK, strict=True))
+    def bin_losses(indices: list[int]) -> list[torch.Tensor]:
+        inputs_BN, targets_BN, scored_BN = model.prepare_inputs(windows, indices, windows.new_tokens(indices))
+        losses_BN = model.token_losses(inputs_BN, targets_BN, scored_BN)
+        zeros_B2K = torch.zeros(len(indices), 2, num_bins, dtype=torch.float64)
+        return list(zeros_B2K.index_add(2, bins_N, torch.stack([losses_BN, scored_BN.double()], dim=1)))
 
-    description = f"{model.name}: perplexity at {length} tokens"
-    results = group.map_batches(bin_losses, len(windows), settings.batch_size(length), description)
-    sums_WK, counts_WK = (torch.stack(rows) for rows in zip(*results, strict=True))
+    totals_W2K = torch.stack(model.map_batches(bin_losses, len(windows), length, "perplexity"))
     segments_W = windows.segments()
-    zeros_SK = torch.zeros(int(segments_W.max()) + 1, num_bins, dtype=torch.float64)
-    sums_SK, counts_SK = (zeros_SK.index_add(0, segments_W, values_WK) for values_WK in (sums_WK, counts_WK))
+    zeros_S2K = torch.zeros(int(segments_W[-1]) + 1, 2, num_bins, dtype=torch.float64)
+    sums_SK, counts_SK = zeros_S2K.index_add(0, segments_W, totals_W2K).unbind(1)
     sums_S, counts_S = sums_SK.sum(1), counts_SK.sum(1)
 
     def perplexity(sums_S: torch.Tensor, counts_S: torch.Tensor) -> Estimate:
@@ -76,50 +68,39 @@ def evaluate_perplexity(
         ),
         segment_losses=tuple(sums_S.tolist()),
         segment_tokens=tuple(counts_S.int().tolist()),
-        text_hash=text_hash(windows.token_ids),
+        text_hash=text_hash(model.token_ids),
     )
 
 
-def evaluate_order(
-    model: EvaluatedModel, length: int, settings: EvaluationSettings, group: ProcessGroup
-) -> OrderResult:
+def evaluate_order(model: EvaluatedModel, length: int) -> OrderResult:
     """How much the loss grows when the context of the scored tokens is shuffled in blocks.
 
     A causal model is scored on the last token of each block, a masked model on masked tokens. These stay in place.
     """
-    windows = split_windows(model.token_ids, model.special_tokens, length)
+    windows = model.windows(length)
     if windows.text_length < 3:
         raise EvaluationStopped(f"A window of {length} tokens is too short to shuffle")
-    shuffles = tuple(_evaluate_shuffle(model, windows, size, settings, group) for size in settings.shuffle_blocks)
+    shuffles = tuple(_evaluate_shuffle(model, windows, size) for size in model.settings.shuffle_blocks)
     return OrderResult(model.name, length, shuffles=shuffles)
 
 
-def _evaluate_shuffle(
-    model: EvaluatedModel,
-    windows: Windows,
-    block_size: int | None,
-    settings: EvaluationSettings,
-    group: ProcessGroup,
-) -> ShuffleResult:
-    text_mask_N = windows.text_mask()
+def _evaluate_shuffle(model: EvaluatedModel, windows: Windows, block_size: int | None) -> ShuffleResult:
+    settings, text_mask_N = model.settings, windows.text_mask()
     size = windows.text_length if block_size is None else min(block_size + int(model.causal), windows.text_length)
 
     def losses(indices: list[int]) -> list[tuple[float, float, int]]:
-        targets_BN = windows.input_ids(indices)
-        ends_BN = block_ends(text_mask_N, size).expand_as(targets_BN)
-        input_ids_BN, scored_BN = model.prepare_inputs(windows, indices, ends_BN, settings)
-        order_BN = torch.stack(
-            [
-                shuffle_positions(text_mask_N, scored_N, size, f"{settings.seed} {block_size} {index}")
-                for index, scored_N in zip(indices, scored_BN, strict=True)
-            ]
-        )
-        ordered_B = model.token_losses(input_ids_BN, targets_BN, scored_BN).sum(1)
-        shuffled_B = model.token_losses(input_ids_BN.gather(1, order_BN), targets_BN, scored_BN).sum(1)
+        ends_BN = block_ends(text_mask_N, size).expand(len(indices), -1)
+        inputs_BN, targets_BN, scored_BN = model.prepare_inputs(windows, indices, ends_BN)
+        shuffled_BN = inputs_BN.clone()
+        for row, index in enumerate(indices):
+            seed = f"{settings.seed} {block_size} {index}"
+            shuffled_BN[row] = inputs_BN[row, shuffle_positions(text_mask_N, scored_BN[row], size, seed)]
+        ordered_B = model.token_losses(inputs_BN, targets_BN, scored_BN).sum(1)
+        shuffled_B = model.token_losses(shuffled_BN, targets_BN, scored_BN).sum(1)
         return list(zip(ordered_B.tolist(), shuffled_B.tolist(), scored_BN.sum(1).tolist(), strict=True))
 
-    description = f"{model.name}: order in blocks of {block_size or 'a window'}"
-    results = group.map_batches(losses, len(windows), settings.batch_size(windows.length), description)
+    description = f"order in blocks of {block_size or 'a window'}"
+    results = model.map_batches(losses, len(windows), windows.length, description)
     ordered_W, shuffled_W, counts_W = torch.tensor(results, dtype=torch.float64).T
     return ShuffleResult(
         block_size,
@@ -146,22 +127,20 @@ def shuffle_positions(text_mask_N: torch.Tensor, fixed_N: torch.Tensor, size: in
     return order_N
 
 
-def evaluate_similarity(
-    model: EvaluatedModel, length: int, settings: EvaluationSettings, group: ProcessGroup, reference: EvaluatedModel
-) -> SimilarityResult:
+def evaluate_similarity(model: EvaluatedModel, length: int, reference: EvaluatedModel) -> SimilarityResult:
     """Compare mean-pooled embeddings of windows of one length."""
     if not torch.equal(model.token_ids, reference.token_ids):
         raise PosEncError(
             f"{model.name} and {reference.name} tokenize the text differently: similarity requires the same tokenizer"
         )
-    windows = split_windows(model.token_ids, model.special_tokens, length)
-    embeddings_WE = embed(model, windows, settings, group)
+    windows = model.windows(length)
+    embeddings_WE = _embed(model, windows)
     try:
-        reference_WE = embed(reference, windows, settings, group)
+        reference_WE = _embed(reference, windows)
     except EvaluationStopped as error:
         raise EvaluationStopped(f"Reference model {reference.name}: {error.reason}", error.permanent) from error
     cosines_W = nn.functional.cosine_similarity(embeddings_WE, reference_WE)
-    mean = mean_estimate(cosines_W, torch.ones_like(cosines_W), settings.confidence)
+    mean = mean_estimate(cosines_W, torch.ones_like(cosines_W), model.settings.confidence)
     enough = len(cosines_W) >= MIN_WINDOWS_TO_CORRELATE
     return SimilarityResult(
         model=model.name,
@@ -173,15 +152,14 @@ def evaluate_similarity(
     )
 
 
-def embed(model: EvaluatedModel, windows: Windows, settings: EvaluationSettings, group: ProcessGroup) -> torch.Tensor:
+def _embed(model: EvaluatedModel, windows: Windows) -> torch.Tensor:
     """The mean of the last hidden states of each window, (W, E)."""
 
     def mean_states(indices: list[int]) -> list[torch.Tensor]:
         return list(model.hidden_states(windows.input_ids(indices)).double().mean(1).cpu())
 
-    description = f"{model.name}: embeddings at {windows.length} tokens"
-    num_windows, batch_size = min(len(windows), MAX_EMBEDDED_WINDOWS), settings.batch_size(windows.length)
-    return torch.stack(group.map_batches(mean_states, num_windows, batch_size, description))
+    num_windows = min(len(windows), MAX_EMBEDDED_WINDOWS)
+    return torch.stack(model.map_batches(mean_states, num_windows, windows.length, "embeddings"))
 
 
 def similarity_correlation(first_WE: torch.Tensor, second_WE: torch.Tensor) -> float | None:

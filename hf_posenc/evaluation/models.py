@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
+import functools
 import hashlib
+import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -26,49 +26,22 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto import modeling_auto
 
+from ..checkpoints import read_config
 from ..errors import PosEncError
 from ..patches import ARCHITECTURES
-from .data import SpecialTokens, Windows, choose_masked
+from .data import SpecialTokens, Windows
 from .results import EvaluationStopped
-from .settings import EvaluationSettings
+from .settings import EvaluationSettings, ProcessGroup
 
+T = TypeVar("T")
 ModelSource: TypeAlias = str | Path | PreTrainedModel
+Models: TypeAlias = ModelSource | Sequence[ModelSource] | Mapping[str, ModelSource]
+AUTO_CLASSES = {"causal-lm": AutoModelForCausalLM, "masked-lm": AutoModelForMaskedLM, "feature-extraction": AutoModel}
+HEAD_SUFFIXES = {"causal-lm": ("ForCausalLM", "LMHeadModel"), "masked-lm": ("ForMaskedLM", "ForPreTraining")}
 TOKENS_PER_CHUNK = 1024
 """Tokens whose logits are computed at once: those of a whole batch may not fit in memory."""
 FINGERPRINT_SAMPLES = 64
-
-
-class Task(enum.Enum):
-    """What a model does: as requested, or as the head of its class does."""
-
-    CAUSAL_LM = "causal-lm"
-    MASKED_LM = "masked-lm"
-    FEATURE_EXTRACTION = "feature-extraction"
-
-    @classmethod
-    def resolve(cls, requested: str | None, class_names: Sequence[str]) -> Task:
-        tasks = {task.value: task for task in cls}
-        if requested is not None:
-            if requested not in tasks:
-                raise PosEncError(f"Unknown task {requested!r}; expected one of {list(tasks)}")
-            return tasks[requested]
-        for task, names in (
-            (cls.CAUSAL_LM, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-            (cls.MASKED_LM, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
-            (cls.MASKED_LM, modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES),
-        ):
-            if not set(class_names).isdisjoint(names.values()):
-                return task
-        return cls.FEATURE_EXTRACTION
-
-
-AUTO_CLASSES = {
-    Task.CAUSAL_LM: AutoModelForCausalLM,
-    Task.MASKED_LM: AutoModelForMaskedLM,
-    Task.FEATURE_EXTRACTION: AutoModel,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,29 +51,23 @@ class Candidate:
     name: str
     source: str | PreTrainedModel
     config: PreTrainedConfig
-    task: Task
-
-    def load_tokenizer(self, revision: str | None) -> PreTrainedTokenizerBase | None:
-        """The tokenizer saved with the checkpoint, if there is one."""
-        source = self.source if isinstance(self.source, str) else getattr(self.config, "name_or_path", "")
-        try:
-            return AutoTokenizer.from_pretrained(source, revision=revision) if source else None
-        except (OSError, ValueError, KeyError):  # what transformers raises for a directory without a tokenizer
-            return None
+    revision: str | None
+    task: str
 
     @contextlib.contextmanager
     def load(
         self,
         tokenizer: PreTrainedTokenizerBase | None,
-        token_ids: torch.Tensor,
-        dtype: str | None,
-        device: torch.device,
-        revision: str | None,
+        tokenize: Callable[[PreTrainedTokenizerBase | None], torch.Tensor],
+        settings: EvaluationSettings,
+        group: ProcessGroup,
     ) -> Iterator[EvaluatedModel]:
         """The model in eval mode. A live model stays on its device, and returns to its former mode afterwards."""
+        tokenizer = tokenizer or self._load_tokenizer()
+        token_ids = tokenize(tokenizer)
         if isinstance(self.source, str):
-            model = self._from_pretrained(dtype, revision).to(device)
-        elif dtype is None:
+            model = self._from_pretrained(settings.dtype).to(group.device)
+        elif settings.dtype is None:
             model = self.source
         else:
             raise PosEncError("Live models are evaluated in their own dtype: remove dtype, or pass a checkpoint")
@@ -110,43 +77,62 @@ class Candidate:
                 f"The text contains token id {largest}, but {self.name} has a vocabulary of {vocab_size}: does the "
                 "tokenizer belong to this model?"
             )
-        special_tokens = SpecialTokens.from_tokenizer(tokenizer, self.task is Task.CAUSAL_LM)
         was_training = model.training
         try:
-            yield EvaluatedModel(self.name, model.eval(), tokenizer, self.task, token_ids, special_tokens)
+            yield EvaluatedModel(self.name, model.eval(), tokenizer, self.task, token_ids, settings, group)
         finally:
             model.train(was_training)
 
-    def _from_pretrained(self, dtype: str | None, revision: str | None) -> PreTrainedModel:
+    def _load_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        source = self.source if isinstance(self.source, str) else getattr(self.config, "name_or_path", "")
+        try:
+            return AutoTokenizer.from_pretrained(source, revision=self.revision) if source else None
+        except (OSError, ValueError, KeyError):  # what transformers raises for a directory without a tokenizer
+            return None
+
+    def _from_pretrained(self, dtype: str | None) -> PreTrainedModel:
         try:
             model, loading_info = AUTO_CLASSES[self.task].from_pretrained(
-                self.source, dtype=dtype or "auto", revision=revision, output_loading_info=True
+                self.source, dtype=dtype or "auto", revision=self.revision, output_loading_info=True
             )
         except (OSError, ValueError) as error:
             message = str(error).split("Model type should be")[0].strip()
-            raise PosEncError(f"Cannot load {self.source} for the task {self.task.value}: {message}") from error
+            raise PosEncError(f"Cannot load {self.source} for the task {self.task}: {message}") from error
         missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))
         if missing:  # they would be random, and so would the results
             raise PosEncError(
-                f"{self.source} lacks weights for the task {self.task.value}, such as {missing[0]}: remove the task, "
-                "or use a checkpoint that has them"
+                f"{self.source} lacks weights for the task {self.task}, such as {missing[0]}: remove the task, or use "
+                "a checkpoint that has them"
             )
         return model
 
 
-def list_candidates(
-    models: ModelSource | Sequence[ModelSource] | Mapping[str, ModelSource], task: str | None, revision: str | None
-) -> list[Candidate]:
-    """Name the models and read their configs."""
+def list_candidates(models: Models, task: str | None, revision: str | None) -> list[Candidate]:
+    """Name the models, read their configs, and infer the task from the head of each if none is given."""
     if not isinstance(models, Mapping):
         sources = list(models) if isinstance(models, Sequence) and not isinstance(models, str) else [models]
-        models = dict(zip(_choose_names(sources), sources, strict=True))
+        models = _choose_names(sources)
     if not models:
         raise PosEncError("Pass at least one model to evaluate")
-    return [_candidate(str(name), source, task, revision) for name, source in models.items()]
+    candidates = []
+    for name, source in models.items():
+        if isinstance(source, nn.Module):
+            config, class_names = source.config, [cls.__name__ for cls in type(source).__mro__]
+        else:
+            config = read_config(source, revision)
+            source, class_names = str(source), config.architectures or []
+        candidates.append(Candidate(str(name), source, config, revision, task or _infer_task(class_names)))
+    return candidates
 
 
-def _choose_names(sources: Sequence[ModelSource]) -> list[str]:
+def _infer_task(class_names: Iterable[str]) -> str:
+    for task, suffixes in HEAD_SUFFIXES.items():
+        if any(name.endswith(suffixes) for name in class_names):
+            return task
+    return "feature-extraction"
+
+
+def _choose_names(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:
     """The last part of a path, or the whole path if those clash; the class name of a live model."""
     for short in (True, False):
         names = [
@@ -154,20 +140,8 @@ def _choose_names(sources: Sequence[ModelSource]) -> list[str]:
             for source in sources
         ]
         if len(set(names)) == len(names):
-            return names
+            return dict(zip(names, sources, strict=True))
     raise PosEncError(f"The models {names} need distinct names: pass a mapping (name=path on the command line)")
-
-
-def _candidate(name: str, source: ModelSource, task: str | None, revision: str | None) -> Candidate:
-    if isinstance(source, nn.Module):
-        class_names = [cls.__name__ for cls in type(source).__mro__]
-        return Candidate(name, source, source.config, Task.resolve(task, class_names))
-    try:
-        config = AutoConfig.from_pretrained(str(source), revision=revision)
-    except (OSError, ValueError) as error:
-        hint = "" if Path(str(source)).exists() else " (not a local directory, so it was looked up on the Hub)"
-        raise PosEncError(f"Cannot load {source}{hint}: {error}") from error
-    return Candidate(name, str(source), config, Task.resolve(task, config.architectures or []))
 
 
 @contextlib.contextmanager
@@ -187,22 +161,34 @@ def stop_on_refusal() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedModel:
-    """A loaded model with its tokenizer and the evaluation text in its tokens."""
+    """A loaded model with its tokenizer, the evaluation text in its tokens, and how to evaluate it."""
 
     name: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
-    task: Task
+    task: str
     token_ids: torch.Tensor
-    special_tokens: SpecialTokens
+    settings: EvaluationSettings
+    group: ProcessGroup
 
     @property
     def causal(self) -> bool:
-        return self.task is Task.CAUSAL_LM
+        return self.task == "causal-lm"
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+    @functools.cached_property
+    def special_tokens(self) -> SpecialTokens:
+        return SpecialTokens.from_tokenizer(self.tokenizer, self.causal)
+
+    def windows(self, length: int, stride: int | None = None) -> Windows:
+        return Windows(self.token_ids, self.special_tokens, length, stride)
+
+    def map_batches(
+        self, compute: Callable[[list[int]], Iterable[T]], num_items: int, length: int, description: str
+    ) -> list[T]:
+        """The results of all items, each of `length` tokens, in every process."""
+        batch_size = max(self.settings.batch_tokens // length, 1)
+        description = f"{self.name}: {description} at {length:,} tokens"
+        return self.group.map_batches(compute, num_items, batch_size, description)
 
     def fingerprint(self) -> str:
         """Identifies the weights and the position scheme by a few values of every parameter."""
@@ -215,23 +201,24 @@ class EvaluatedModel:
         return digest.hexdigest()[:16]
 
     def prepare_inputs(
-        self, windows: Windows, indices: list[int], causal_targets_BN: torch.Tensor, settings: EvaluationSettings
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input ids and the tokens to score, both (B, N): the given ones for a causal model, else masked ones."""
-        input_ids_BN = windows.input_ids(indices)
+        self, windows: Windows, indices: list[int], causal_targets_BN: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Input ids, target ids and what to score, (B, N) each: the given tokens if causal, else masked ones."""
+        targets_BN = windows.input_ids(indices)
         if self.causal:
-            return input_ids_BN, causal_targets_BN
+            return targets_BN, targets_BN, causal_targets_BN
         if self.tokenizer is None or self.tokenizer.mask_token_id is None:
             raise PosEncError(f"{self.name} is a masked model but its tokenizer has no mask token: pass tokenizer=")
-        maskable_BN = windows.text_mask() & ~torch.isin(input_ids_BN, torch.tensor(self.tokenizer.all_special_ids))
-        masked_BN = torch.stack(
-            [
-                choose_masked(maskable_N, settings.mlm_probability, settings.seed, index)
-                for maskable_N, index in zip(maskable_BN, indices, strict=True)
-            ]
-        )
+        maskable_BN = windows.text_mask() & ~torch.isin(targets_BN, torch.tensor(self.tokenizer.all_special_ids))
+        masked_BN = torch.zeros_like(maskable_BN)
+        for row, index in enumerate(indices):
+            # Seeded by window: the same tokens are masked whatever the batches and processes.
+            generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + index)
+            positions = maskable_BN[row].nonzero()[:, 0]
+            count = max(math.floor(self.settings.mlm_probability * len(positions)), 1)
+            masked_BN[row, positions[torch.randperm(len(positions), generator=generator)[:count]]] = True
         # Training also keeps some of the masked tokens and replaces some at random, which would only add noise here.
-        return input_ids_BN.masked_fill(masked_BN, self.tokenizer.mask_token_id), masked_BN
+        return targets_BN.masked_fill(masked_BN, self.tokenizer.mask_token_id), targets_BN, masked_BN
 
     @torch.no_grad()
     def hidden_states(self, input_ids_BN: torch.Tensor) -> torch.Tensor:
@@ -246,14 +233,14 @@ class EvaluatedModel:
                 refused=True,
             )
         with stop_on_refusal():
-            return self.model.base_model(input_ids_BN.to(self.device), use_cache=False).last_hidden_state
+            return self.model.base_model(input_ids_BN.to(self.model.device), use_cache=False).last_hidden_state
 
     @torch.no_grad()
     def log_probs(self, input_ids_BN: torch.Tensor, scored_BN: torch.Tensor) -> Iterator[torch.Tensor]:
         """Log-probabilities over the vocabulary for the scored tokens in order, in chunks of (P, V)."""
         assert not (self.causal and scored_BN[:, 0].any()), "a causal model cannot score the first token"
         predicted_from_BN = scored_BN.roll(-1, 1) if self.causal else scored_BN
-        states_PE = self.hidden_states(input_ids_BN)[predicted_from_BN.to(self.device)]
+        states_PE = self.hidden_states(input_ids_BN)[predicted_from_BN.to(self.model.device)]
         head = _language_model_head(self.model)
         for chunk_PE in states_PE.split(TOKENS_PER_CHUNK):
             with stop_on_refusal():
@@ -266,7 +253,7 @@ class EvaluatedModel:
         self, input_ids_BN: torch.Tensor, targets_BN: torch.Tensor, scored_BN: torch.Tensor
     ) -> torch.Tensor:
         """Loss of each scored target in nats and 0 elsewhere, (B, N), in float64 on the CPU."""
-        targets = targets_BN[scored_BN].to(self.device).split(TOKENS_PER_CHUNK)
+        targets = targets_BN[scored_BN].to(self.model.device).split(TOKENS_PER_CHUNK)
         chunks = [
             -log_probs_PV.gather(-1, targets_P[:, None])[:, 0].double().cpu()
             for log_probs_PV, targets_P in zip(self.log_probs(input_ids_BN, scored_BN), targets, strict=True)

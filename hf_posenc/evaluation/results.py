@@ -7,23 +7,23 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import NormalDist
+from typing import Any
 
 import torch
 
 
+@dataclasses.dataclass(eq=False)
 class EvaluationStopped(Exception):
     """A model cannot be evaluated at some length, which is recorded as a result.
 
     `permanent`: another attempt would stop as well (not if out of memory). `refused`: the model rejects the length.
     """
 
-    def __init__(self, reason: str, permanent: bool = True, refused: bool = False) -> None:
-        super().__init__(reason, permanent, refused)  # all arguments, so that it can be pickled for other processes
-        self.reason = reason
-        self.permanent = permanent
-        self.refused = refused
+    reason: str
+    permanent: bool = True
+    refused: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,17 +210,13 @@ METRICS: dict[str, type[Result]] = {
 }
 
 
-def result_from_dict(metric: str, record: Mapping[str, object]) -> Result:
-    """Rebuild a result from its JSON form."""
-    return typing.cast(Result, _from_json(METRICS[metric], record))
-
-
-def _from_json(expected: object, value: object) -> object:
-    if isinstance(expected, types.UnionType) and value is not None:
-        expected = next(option for option in typing.get_args(expected) if option is not type(None))
-    if isinstance(expected, type) and dataclasses.is_dataclass(expected) and isinstance(value, Mapping):
+def from_json(expected: Any, value: Any) -> Any:
+    """Rebuild a value of the expected type from its JSON form: nested dataclasses, and tuples instead of lists."""
+    if isinstance(expected, types.UnionType):  # optional fields are `X | None`
+        expected = typing.get_args(expected)[0]
+    if isinstance(value, dict):
         hints = typing.get_type_hints(expected)
-        return expected(**{name: _from_json(hints[name], item) for name, item in value.items()})
-    if typing.get_origin(expected) is tuple and isinstance(value, list):
-        return tuple(_from_json(typing.get_args(expected)[0], item) for item in value)
+        return expected(**{name: from_json(hints[name], item) for name, item in value.items()})
+    if isinstance(value, list):
+        return tuple(from_json(typing.get_args(expected)[0], item) for item in value)
     return value

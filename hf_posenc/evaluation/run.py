@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from ..errors import PosEncError
 from .data import TextData, load_token_ids, text_hash
 from .metrics import evaluate_order, evaluate_perplexity, evaluate_similarity
-from .models import Candidate, EvaluatedModel, ModelSource, Task, list_candidates
+from .models import EvaluatedModel, Models, ModelSource, list_candidates
 from .passkey import evaluate_passkey
 from .report import EvaluationReport
-from .results import METRICS, EvaluationStopped, Result, Stopped, result_from_dict
-from .settings import (
-    DEFAULT_LENGTHS,
-    EvaluationSettings,
-    ProcessGroup,
-    is_relative,
-    resolve_lengths,
-    resolve_trained_length,
-)
+from .results import METRICS, EvaluationStopped, Result, Stopped, from_json
+from .settings import DEFAULT_LENGTHS, EvaluationSettings, ProcessGroup, resolve_lengths
 
 METRIC_FUNCTIONS: dict[str, Callable[..., Result]] = {
     "perplexity": evaluate_perplexity,
@@ -37,7 +30,7 @@ METRIC_FUNCTIONS: dict[str, Callable[..., Result]] = {
 
 
 def evaluate(
-    models: ModelSource | Sequence[ModelSource] | Mapping[str, ModelSource],
+    models: Models,
     data: TextData,
     *,
     lengths: Sequence[int | str] = DEFAULT_LENGTHS,
@@ -52,7 +45,7 @@ def evaluate(
     text_column: str | None = None,
     revision: str | None = None,
     progress: bool = True,
-    **settings: object,
+    **settings: Any,
 ) -> EvaluationReport:
     """Evaluate one or more models on a text at several lengths.
 
@@ -86,64 +79,52 @@ def evaluate(
         >>> report = hf_posenc.evaluate(["./gpt2", "./gpt2-rope"], "test.txt", lengths=["1x", "2x", "4x"])
         >>> print(report)
     """
-    options = EvaluationSettings.from_kwargs(settings)
-    selected = _select_metrics(metrics)
+    unknown = [metric for metric in metrics if metric not in METRICS]
+    if unknown or not metrics:
+        raise PosEncError(f"Unknown metrics {unknown}; expected some of {list(METRICS)}")
+    selected = [metric for metric in METRICS if metric in metrics]
+    options = EvaluationSettings(**settings)
     group = ProcessGroup.initialize(device, progress)
     candidates = list_candidates(models, options.task, revision)
     configs = {candidate.name: candidate.config for candidate in candidates}
-    base_length = resolve_trained_length(configs, trained_length, required=any(map(is_relative, lengths)))
-    num_tokens = resolve_lengths(lengths, base_length)
+    num_tokens, base_length = resolve_lengths(lengths, configs, trained_length)
     store = ResultStore(None if results_path is None else Path(results_path), group, restart)
     if isinstance(tokenizer, (str, Path)):
         tokenizer = AutoTokenizer.from_pretrained(tokenizer)
-
-    @contextlib.contextmanager
-    def load(candidate: Candidate) -> Iterator[EvaluatedModel]:
-        model_tokenizer = tokenizer or candidate.load_tokenizer(revision)
-        token_ids = load_token_ids(data, model_tokenizer, options.max_tokens, split, text_column)
-        with candidate.load(model_tokenizer, token_ids, options.dtype, group.device, revision) as model:
-            yield model
-
+    read_tokens = partial(load_token_ids, data, max_tokens=options.max_tokens, split=split, text_column=text_column)
     results: dict[str, list[Result]] = {metric: [] for metric in selected}
     with contextlib.ExitStack() as stack:
         functions, identity = dict(METRIC_FUNCTIONS), {metric: options.for_metric(metric) for metric in selected}
         if "similarity" in selected:
-            named = {} if reference is None else {"reference": reference}
-            choices = list_candidates(named, options.task, revision) if named else candidates
-            reference_model = stack.enter_context(load(choices[0]))
-            functions["similarity"] = functools.partial(evaluate_similarity, reference=reference_model)
+            choices = candidates
+            if reference is not None:
+                choices = list_candidates({"reference": reference}, options.task, revision)
+            reference_model = stack.enter_context(choices[0].load(tokenizer, read_tokens, options, group))
+            functions["similarity"] = partial(evaluate_similarity, reference=reference_model)
             identity["similarity"]["reference"] = reference_model.fingerprint()
         for metric in selected:
             store.check("settings", metric, identity[metric])
         for candidate in candidates:
-            with load(candidate) as model:
+            with candidate.load(tokenizer, read_tokens, options, group) as model:
                 store.check("models", model.name, {"weights": model.fingerprint(), "text": text_hash(model.token_ids)})
                 for metric in selected:
                     for length in num_tokens:
-                        compute = functools.partial(functions[metric], model, length, options, group)
-                        results[metric].append(_evaluate_or_resume(metric, model, length, compute, store))
+                        results[metric].append(_evaluate_or_resume(metric, model, length, functions[metric], store))
     by_metric: dict[str, Any] = {metric: tuple(values) for metric, values in results.items()}
     return EvaluationReport(tuple(configs), base_length, options.confidence, group.world_size, **by_metric)
 
 
-def _select_metrics(requested: Sequence[str]) -> list[str]:
-    unknown = [metric for metric in requested if metric not in METRICS]
-    if unknown or not requested:
-        raise PosEncError(f"Unknown metrics {unknown}; expected some of {list(METRICS)}")
-    return [metric for metric in METRICS if metric in requested]
-
-
 def _evaluate_or_resume(
-    metric: str, model: EvaluatedModel, length: int, compute: Callable[[], Result], store: ResultStore
+    metric: str, model: EvaluatedModel, length: int, compute: Callable[..., Result], store: ResultStore
 ) -> Result:
     result = store.get(metric, model.name, length)
     if result is not None:
         return result
     permanent = True
     try:
-        if metric != "similarity" and model.task is Task.FEATURE_EXTRACTION:
+        if metric != "similarity" and model.task == "feature-extraction":
             raise EvaluationStopped("The model has no language modelling head: set the task to causal-lm or masked-lm")
-        result = compute()
+        result = compute(model, length)
     except EvaluationStopped as error:
         permanent = error.permanent
         max_length = model.max_length(length) if error.refused else None
@@ -160,7 +141,7 @@ class ResultStore:
         if path is not None and path.is_dir():
             raise PosEncError(f"{path} is a directory: name a file for the results, such as {path / 'eval.json'}")
         self.path = path
-        self.is_writer = path is not None and group.is_main_process
+        self.is_writer = path is not None and group.rank == 0
         self.contents: dict[str, dict] = {"settings": {}, "models": {}, "results": {}}
         text = path.read_text(encoding="utf-8") if path and self.is_writer and path.is_file() and not restart else None
         text = group.broadcast(text)
@@ -188,7 +169,7 @@ class ResultStore:
     def get(self, metric: str, model: str, length: int) -> Result | None:
         for record in self.contents["results"].get(metric, []):
             if (record["model"], record["length"]) == (model, length):
-                return result_from_dict(metric, record)
+                return from_json(METRICS[metric], record)
         return None
 
     def add(self, metric: str, result: Result) -> None:

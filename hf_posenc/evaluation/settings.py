@@ -18,6 +18,7 @@ T = TypeVar("T")
 DEFAULT_LENGTHS = ("0.5x", "1x", "2x", "4x")
 MIN_LENGTH = 2
 DTYPES = ("float32", "bfloat16", "float16")
+TASKS = ("causal-lm", "masked-lm", "feature-extraction")
 SHARED_SETTINGS = ("confidence", "seed", "dtype", "max_tokens", "task")
 METRIC_SETTINGS = {
     "perplexity": ("stride", "mlm_probability", "position_bins"),
@@ -75,22 +76,9 @@ class EvaluationSettings:
             raise PosEncError(
                 f"shuffle_blocks must be at least 2 tokens, or None for whole windows, got {self.shuffle_blocks}"
             )
-        if self.dtype not in (None, *DTYPES):
-            raise PosEncError(f"Unknown dtype {self.dtype!r}; expected one of {DTYPES}")
-
-    @classmethod
-    def from_kwargs(cls, kwargs: Mapping[str, object]) -> EvaluationSettings:
-        """Build settings from keyword arguments; lists become tuples."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        unknown = sorted(set(kwargs) - set(names))
-        if unknown:
-            raise PosEncError(f"Unknown settings {unknown}; expected some of {names}")
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in kwargs.items()}
-        return cls(**values)  # type: ignore[arg-type]
-
-    def batch_size(self, length: int) -> int:
-        """Windows per batch."""
-        return max(self.batch_tokens // length, 1)
+        for name, choices in (("dtype", DTYPES), ("task", TASKS)):
+            if getattr(self, name) not in (None, *choices):
+                raise PosEncError(f"Unknown {name} {getattr(self, name)!r}; expected one of {choices}")
 
     def for_metric(self, metric: str) -> dict[str, object]:
         """The settings that a metric depends on, as JSON values."""
@@ -98,51 +86,39 @@ class EvaluationSettings:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def is_relative(length: int | str) -> bool:
-    """Whether a length is a multiple of the trained length, such as "2x"."""
-    return str(length).strip().lower().endswith("x")
+def resolve_lengths(
+    lengths: Sequence[int | str], configs: Mapping[str, PreTrainedConfig], trained_length: int | None = None
+) -> tuple[tuple[int, ...], int | None]:
+    """Convert lengths to tokens, sorted and without duplicates, and find out what "1x" stands for.
 
-
-def resolve_lengths(lengths: Sequence[int | str], trained_length: int | None) -> tuple[int, ...]:
-    """Convert lengths to tokens: sorted, without duplicates."""
-    resolved = sorted({_resolve_length(length, trained_length) for length in lengths})
-    if not resolved:
-        raise PosEncError("Set at least one length, in tokens (512) or multiples of the trained length (2x)")
-    if resolved[0] < MIN_LENGTH:
-        raise PosEncError(f"Lengths must be at least {MIN_LENGTH} tokens, got {resolved[0]}")
-    return tuple(resolved)
-
-
-def _resolve_length(length: int | str, trained_length: int | None) -> int:
-    text = str(length).strip().lower()
-    try:
-        if is_relative(text) and trained_length is not None:
-            return round(float(text[:-1]) * trained_length)
-        return int(text)
-    except (ValueError, OverflowError):
-        raise PosEncError(
-            f"Invalid length {length!r}: expected tokens (512) or a multiple of the trained length (0.5x, 16x)"
-        ) from None
-
-
-def resolve_trained_length(
-    configs: Mapping[str, PreTrainedConfig], requested: int | None, required: bool = True
-) -> int | None:
-    """The length that "1x" stands for: the requested one, or the `max_position_embeddings` shared by all models."""
-    if requested is not None:
-        if requested < 1:
-            raise PosEncError(f"trained_length must be at least 1, got {requested}")
-        return requested
-    lengths = {name: getattr(config, "max_position_embeddings", None) for name, config in configs.items()}
-    if len(set(lengths.values())) == 1 and None not in lengths.values():
-        return next(iter(lengths.values()))
-    if not required:
-        return None
-    summary = ", ".join(f"{name}: {length}" for name, length in lengths.items())
-    raise PosEncError(
-        f"The models have different trained lengths ({summary}): set the one that 1x stands for with "
-        "--trained-length (trained_length=)"
-    )
+    That is the trained length if it is given, else the `max_position_embeddings` of the models, or None if they differ.
+    """
+    if trained_length is not None and trained_length < 1:
+        raise PosEncError(f"trained_length must be at least 1, got {trained_length}")
+    model_lengths = {name: getattr(config, "max_position_embeddings", None) for name, config in configs.items()}
+    if trained_length is None and len(set(model_lengths.values())) == 1:
+        trained_length = next(iter(model_lengths.values()))
+    resolved = set()
+    for length in lengths:
+        text = str(length).strip().lower()
+        if text.endswith("x") and trained_length is None:
+            summary = ", ".join(f"{name}: {model_length}" for name, model_length in model_lengths.items())
+            raise PosEncError(
+                f"The models have different trained lengths ({summary}): set the one that 1x stands for with "
+                "--trained-length (trained_length=)"
+            )
+        try:
+            if trained_length is not None and text.endswith("x"):
+                resolved.add(round(float(text[:-1]) * trained_length))
+            else:
+                resolved.add(int(text))
+        except (ValueError, OverflowError):
+            raise PosEncError(
+                f"Invalid length {length!r}: expected tokens (512) or a multiple of the trained length (0.5x, 16x)"
+            ) from None
+    if not resolved or min(resolved) < MIN_LENGTH:
+        raise PosEncError(f"Set at least one length, and none below {MIN_LENGTH} tokens; got {sorted(resolved)}")
+    return tuple(sorted(resolved)), trained_length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +135,11 @@ class ProcessGroup:
         """Join the other processes, if there are any, and choose the device."""
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if world_size == 1:
-            return cls(_select_device(device), progress=progress)
+            best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+            try:
+                return cls(torch.empty(1, device=device or best).device, progress=progress)
+            except (RuntimeError, AssertionError) as error:  # torch raises either for devices it was not built for
+                raise PosEncError(f"Cannot use device {device!r}: {error}") from error
         if device is not None:
             raise PosEncError("accelerate assigns the devices when there are several processes: remove the device")
         try:
@@ -172,10 +152,6 @@ class ProcessGroup:
         if state.num_processes == 1:
             raise PosEncError(f"accelerate did not connect the {world_size} processes: each would evaluate everything")
         return cls(state.device, state.process_index, state.num_processes, progress and state.is_main_process)
-
-    @property
-    def is_main_process(self) -> bool:
-        return self.rank == 0
 
     def broadcast(self, value: T) -> T:
         """The main process's value, in every process."""
@@ -207,13 +183,3 @@ class ProcessGroup:
         if stopped is not None:
             raise stopped
         return [result for _, result in sorted(results, key=lambda item: item[0])]
-
-
-def _select_device(name: str | None) -> torch.device:
-    if name is None:
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return accelerator or torch.device("cpu")
-    try:
-        return torch.empty(1, device=name).device
-    except (RuntimeError, AssertionError) as error:  # torch raises either for devices it was not built for
-        raise PosEncError(f"Cannot use device {name!r}: {error}") from error

@@ -8,7 +8,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from hf_posenc.errors import PosEncError
-from hf_posenc.evaluation.data import SpecialTokens, load_token_ids, split_windows
+from hf_posenc.evaluation.data import SpecialTokens, Windows, load_token_ids
 from hf_posenc.evaluation.passkey import TOKENS, PasskeyPrompt
 from tests.support.evaluation import CopyModel, evaluated_model, make_tokenizer, random_ids
 
@@ -18,7 +18,7 @@ def test_special_tokens_are_those_the_tokenizer_adds() -> None:
     assert SpecialTokens.from_tokenizer(make_tokenizer(), causal=True) == SpecialTokens((1,), ())
     assert SpecialTokens.from_tokenizer(make_tokenizer(add_special_tokens=False), causal=False) == SpecialTokens()
     with pytest.raises(PosEncError, match="2 special tokens"):
-        split_windows(random_ids(9), SpecialTokens((1,), (2,)), 2)
+        Windows(random_ids(9), SpecialTokens((1,), (2,)), 2)
 
 
 def test_documents_are_joined_and_truncated() -> None:
@@ -40,6 +40,6 @@ def test_a_tokenizer_that_drops_almost_everything() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="[B]")
     assert tokenizer("a", add_special_tokens=False)["input_ids"] == []
     assert SpecialTokens.from_tokenizer(tokenizer, causal=True) == SpecialTokens((2,), ())
-    prompt = PasskeyPrompt.from_model(evaluated_model(CopyModel(), random_ids(300), tokenizer))
+    prompt = PasskeyPrompt(evaluated_model(CopyModel(), random_ids(300), tokenizer))
     assert prompt.key_type == TOKENS
     assert prompt.question == random_ids(300)[:4].tolist()

@@ -7,9 +7,8 @@ import torch
 
 from hf_posenc.evaluation.metrics import block_ends, evaluate_order, shuffle_positions
 from hf_posenc.evaluation.results import EvaluationStopped
-from hf_posenc.evaluation.settings import EvaluationSettings
 from tests.support import tiny_models as tiny
-from tests.support.evaluation import SINGLE_PROCESS, evaluated_model, make_tokenizer, random_ids
+from tests.support.evaluation import evaluated_model, make_tokenizer, random_ids
 
 
 def test_shuffled_positions_stay_in_their_block() -> None:
@@ -30,13 +29,10 @@ def test_shuffled_positions_stay_in_their_block() -> None:
 def test_an_encoder_without_positions_ignores_order() -> None:
     """Its predictions differ only by the rounding of sums in another order; with positions they do differ."""
     tokenizer, token_ids = make_tokenizer(), random_ids(400)
-    settings = EvaluationSettings(shuffle_blocks=(4, None))
     without, with_positions = (
         evaluate_order(
-            evaluated_model(tiny.model("bert", scheme), token_ids, tokenizer, causal=False),
+            evaluated_model(tiny.model("bert", scheme), token_ids, tokenizer, causal=False, shuffle_blocks=(4, None)),
             40,
-            settings,
-            SINGLE_PROCESS,
         )
         for scheme in ("none", None)
     )
@@ -49,8 +45,7 @@ def test_an_encoder_without_positions_ignores_order() -> None:
 
 def test_shuffling_a_causal_model_matches_a_plain_loop() -> None:
     model, token_ids = tiny.model("gpt2"), random_ids(100)
-    settings = EvaluationSettings(shuffle_blocks=(5, None), batch_tokens=50)
-    result = evaluate_order(evaluated_model(model, token_ids), 24, settings, SINGLE_PROCESS)
+    result = evaluate_order(evaluated_model(model, token_ids, shuffle_blocks=(5, None), batch_tokens=50), 24)
     text_mask = torch.ones(24, dtype=torch.bool)
     for shuffle in result.shuffles:
         size = 24 if shuffle.block_size is None else 6
@@ -75,4 +70,4 @@ def test_shuffling_a_causal_model_matches_a_plain_loop() -> None:
 
 def test_windows_too_short_to_shuffle_stop() -> None:
     with pytest.raises(EvaluationStopped, match="too short"):
-        evaluate_order(evaluated_model(tiny.model("gpt2"), random_ids(50)), 2, EvaluationSettings(), SINGLE_PROCESS)
+        evaluate_order(evaluated_model(tiny.model("gpt2"), random_ids(50)), 2)

@@ -10,12 +10,10 @@ import torch
 
 from hf_posenc.evaluation.passkey import NUMBERS, QUESTION, TOKENS, PasskeyPrompt, evaluate_passkey, run_trials
 from hf_posenc.evaluation.results import EvaluationStopped, proportion_estimate
-from hf_posenc.evaluation.settings import EvaluationSettings
 from tests.support import tiny_models as tiny
 from tests.support.evaluation import (
     BOS,
     FIRST_QUESTION_WORD,
-    SINGLE_PROCESS,
     CopyModel,
     evaluated_model,
     make_tokenizer,
@@ -26,11 +24,9 @@ DIGIT_TOKENIZER = make_tokenizer(add_special_tokens=False, digits=True)
 
 
 def test_accuracy_follows_how_far_back_a_model_sees() -> None:
-    settings = EvaluationSettings(passkey_depths=(0.0, 0.5, 1.0), passkey_trials=6, batch_tokens=200)
+    settings = {"passkey_depths": (0.0, 0.5, 1.0), "passkey_trials": 6, "batch_tokens": 200}
     whole, near, blind = (
-        evaluate_passkey(
-            evaluated_model(CopyModel(context), random_ids(500), DIGIT_TOKENIZER), 60, settings, SINGLE_PROCESS
-        )
+        evaluate_passkey(evaluated_model(CopyModel(context), random_ids(500), DIGIT_TOKENIZER, **settings), 60)
         for context in (10**9, 25, 2)
     )
     assert whole.key_type == NUMBERS
@@ -46,7 +42,7 @@ def test_accuracy_follows_how_far_back_a_model_sees() -> None:
 def test_exact_match_is_what_greedy_decoding_writes() -> None:
     model = CopyModel(context=30)
     evaluated = evaluated_model(model, random_ids(500), DIGIT_TOKENIZER)
-    prompt = PasskeyPrompt.from_model(evaluated)
+    prompt = PasskeyPrompt(evaluated)
     trials = [prompt.trial(60, depth, f"{depth} {number}") for depth in (0.0, 0.6, 0.7, 1.0) for number in range(4)]
     decoded = []
     for trial in trials:
@@ -65,8 +61,8 @@ def test_the_start_of_a_key_is_not_a_match() -> None:
         def predict(self, ids: list[int]) -> int:
             return super().predict(ids) if ids[-1] < FIRST_QUESTION_WORD + len(QUESTION.split()) else 0
 
-    evaluated = evaluated_model(ForgetfulModel(), random_ids(500), DIGIT_TOKENIZER)
-    result = evaluate_passkey(evaluated, 60, EvaluationSettings(passkey_trials=4), SINGLE_PROCESS)
+    evaluated = evaluated_model(ForgetfulModel(), random_ids(500), DIGIT_TOKENIZER, passkey_trials=4)
+    result = evaluate_passkey(evaluated, 60)
     assert all(cell.accuracy.value == 0 and cell.rank > 1 for cell in result.depths)
     assert any(cell.preference.value > 0.5 for cell in result.depths)
 
@@ -78,8 +74,7 @@ def test_a_constant_model_is_at_chance() -> None:
         def base_model(self, input_ids_BN: torch.Tensor, use_cache: bool = False) -> types.SimpleNamespace:
             return types.SimpleNamespace(last_hidden_state=torch.zeros(*input_ids_BN.shape, tiny.VOCABULARY))
 
-    evaluated = evaluated_model(ConstantModel(), random_ids(500))
-    result = evaluate_passkey(evaluated, 60, EvaluationSettings(passkey_trials=4), SINGLE_PROCESS)
+    result = evaluate_passkey(evaluated_model(ConstantModel(), random_ids(500), passkey_trials=4), 60)
     for cell in result.depths:
         assert cell.preference == proportion_estimate(2, 4, 0.95)
         assert cell.rank == pytest.approx((tiny.VOCABULARY + 1) / 2)
@@ -89,7 +84,7 @@ def test_a_constant_model_is_at_chance() -> None:
 def test_ranks_and_probabilities_match_the_logits(architecture: str) -> None:
     model = tiny.model(architecture)
     evaluated = evaluated_model(model, random_ids(200), make_tokenizer(digits=True))
-    prompt = PasskeyPrompt.from_model(evaluated)
+    prompt = PasskeyPrompt(evaluated)
     trials = [prompt.trial(40, 0.3, str(number)) for number in range(5)]
     for trial, outcome in zip(trials, run_trials(evaluated, trials), strict=True):
         assert len(trial.input_ids) == 40
@@ -109,7 +104,7 @@ def test_ranks_and_probabilities_match_the_logits(architecture: str) -> None:
     ("tokenizer", "key_type"), [(DIGIT_TOKENIZER, NUMBERS), (make_tokenizer(), TOKENS), (None, TOKENS)]
 )
 def test_keys_are_at_the_requested_depth(tokenizer: object, key_type: str) -> None:
-    prompt = PasskeyPrompt.from_model(evaluated_model(CopyModel(), random_ids(300), tokenizer))
+    prompt = PasskeyPrompt(evaluated_model(CopyModel(), random_ids(300), tokenizer))
     assert prompt.key_type == key_type
     starts = []
     for depth in (0.0, 0.5, 1.0):
@@ -130,10 +125,10 @@ def test_keys_are_at_the_requested_depth(tokenizer: object, key_type: str) -> No
 def test_passkeys_require_a_causal_model() -> None:
     encoder = evaluated_model(tiny.model("bert"), random_ids(100), make_tokenizer(), causal=False)
     with pytest.raises(EvaluationStopped, match="causal"):
-        evaluate_passkey(encoder, 40, EvaluationSettings(), SINGLE_PROCESS)
+        evaluate_passkey(encoder, 40)
 
 
 def test_passkeys_require_more_than_one_token() -> None:
     model = evaluated_model(CopyModel(), torch.full((100,), 5))
     with pytest.raises(EvaluationStopped, match="single token"):
-        evaluate_passkey(model, 40, EvaluationSettings(), SINGLE_PROCESS)
+        evaluate_passkey(model, 40)

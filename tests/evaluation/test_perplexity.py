@@ -12,16 +12,13 @@ import torch
 import hf_posenc
 from hf_posenc.errors import PosEncError
 from hf_posenc.evaluation import models as evaluation_models
-from hf_posenc.evaluation.data import split_windows
 from hf_posenc.evaluation.metrics import evaluate_perplexity
 from hf_posenc.evaluation.results import EvaluationStopped
-from hf_posenc.evaluation.settings import EvaluationSettings
 from tests.support import tiny_models as tiny
 from tests.support.evaluation import (
     BOS,
     EOS,
     MASK,
-    SINGLE_PROCESS,
     evaluated_model,
     make_tokenizer,
     random_ids,
@@ -43,9 +40,8 @@ def token_loss(model: Any, ids: torch.Tensor, position: int) -> float:
 @pytest.mark.parametrize("special_tokens", [False, True])
 def test_perplexity_matches_a_plain_loop(architecture: str, special_tokens: bool) -> None:
     model, token_ids, length = tiny.model(architecture), random_ids(100), 20
-    settings = EvaluationSettings(batch_tokens=60, position_bins=4)
-    evaluated = evaluated_model(model, token_ids, make_tokenizer(special_tokens))
-    result = evaluate_perplexity(evaluated, length, settings, SINGLE_PROCESS)
+    evaluated = evaluated_model(model, token_ids, make_tokenizer(special_tokens), batch_tokens=60, position_bins=4)
+    result = evaluate_perplexity(evaluated, length)
     prefix = torch.tensor([BOS] if special_tokens else [], dtype=torch.long)
     text_length = length - len(prefix)
     losses: dict[int, list[float]] = {}
@@ -70,9 +66,9 @@ def test_perplexity_matches_a_plain_loop(architecture: str, special_tokens: bool
 @pytest.mark.parametrize("special_tokens", [False, True])
 def test_sliding_window_matches_a_double_loop(stride: int, special_tokens: bool) -> None:
     model, token_ids, length = tiny.model("llama", "alibi"), random_ids(50), 12
-    evaluated = evaluated_model(model, token_ids, make_tokenizer(special_tokens))
-    settings = EvaluationSettings(stride=stride, batch_tokens=50)
-    result = evaluate_perplexity(evaluated, length, settings, SINGLE_PROCESS)
+    tokenizer = make_tokenizer(special_tokens)
+    evaluated = evaluated_model(model, token_ids, tokenizer, stride=stride, batch_tokens=50)
+    result = evaluate_perplexity(evaluated, length)
     prefix = torch.tensor([BOS] if special_tokens else [], dtype=torch.long)
     text_length = length - len(prefix)
     step = min(stride, text_length)
@@ -86,7 +82,7 @@ def test_sliding_window_matches_a_double_loop(stride: int, special_tokens: bool)
     assert result.perplexity is not None
     assert result.num_tokens == num_tokens
     assert result.perplexity.value == pytest.approx(math.exp(total / num_tokens), **FLOAT32)
-    adjacent = evaluate_perplexity(evaluated, length, EvaluationSettings(), SINGLE_PROCESS)
+    adjacent = evaluate_perplexity(evaluated_model(model, token_ids, tokenizer), length)
     assert adjacent.perplexity is not None
     if stride < 8:
         assert abs(adjacent.perplexity.value / result.perplexity.value - 1) > 1e-3
@@ -95,14 +91,15 @@ def test_sliding_window_matches_a_double_loop(stride: int, special_tokens: bool)
 
 def test_masked_perplexity_matches_a_plain_loop() -> None:
     model, token_ids, length = tiny.model("bert"), random_ids(120), 24
-    settings = EvaluationSettings(mlm_probability=0.2, batch_tokens=50, position_bins=3)
-    evaluated = evaluated_model(model, token_ids, make_tokenizer(), causal=False)
-    result = evaluate_perplexity(evaluated, length, settings, SINGLE_PROCESS)
-    windows = split_windows(token_ids, evaluated.special_tokens, length)
+    settings = {"mlm_probability": 0.2, "batch_tokens": 50, "position_bins": 3}
+    evaluated = evaluated_model(model, token_ids, make_tokenizer(), causal=False, **settings)
+    result = evaluate_perplexity(evaluated, length)
+    windows = evaluated.windows(length)
     total, num_tokens = 0.0, 0
     for index, start in enumerate(range(0, 120 - 22 + 1, 22)):
         window = torch.cat([torch.tensor([BOS]), token_ids[start : start + 22], torch.tensor([EOS])])
-        (input_ids,), (masked,) = evaluated.prepare_inputs(windows, [index], torch.empty(0), settings)
+        (input_ids,), (targets,), (masked,) = evaluated.prepare_inputs(windows, [index], torch.empty(0))
+        assert torch.equal(targets, window)
         assert torch.equal(input_ids, window.masked_fill(masked, MASK))
         assert masked.sum() == 4
         assert not masked[[0, -1]].any()
@@ -116,11 +113,10 @@ def test_masked_perplexity_matches_a_plain_loop() -> None:
 
 
 def test_masking_depends_on_the_seed_and_not_on_batches() -> None:
-    evaluated = evaluated_model(tiny.model("bert"), random_ids(120), make_tokenizer(), causal=False)
-
     def segment_losses(**changes: Any) -> tuple[float, ...]:
-        settings = EvaluationSettings(mlm_probability=0.2, **changes)
-        return evaluate_perplexity(evaluated, 24, settings, SINGLE_PROCESS).segment_losses
+        settings = {"mlm_probability": 0.2, **changes}
+        evaluated = evaluated_model(tiny.model("bert"), random_ids(120), make_tokenizer(), causal=False, **settings)
+        return evaluate_perplexity(evaluated, 24).segment_losses
 
     assert segment_losses(batch_tokens=1) == pytest.approx(segment_losses(), rel=1e-5)
     assert segment_losses(seed=1) != pytest.approx(segment_losses(), rel=1e-2)
@@ -130,19 +126,18 @@ def test_special_tokens_between_documents_are_not_masked() -> None:
     token_ids = torch.full((22,), EOS)
     token_ids[6] = 9
     evaluated = evaluated_model(tiny.model("bert"), token_ids, make_tokenizer(), causal=False)
-    windows = split_windows(token_ids, evaluated.special_tokens, 24)
-    _, masked = evaluated.prepare_inputs(windows, [0], torch.empty(0), EvaluationSettings())
+    _, _, masked = evaluated.prepare_inputs(evaluated.windows(24), [0], torch.empty(0))
     assert masked[0].nonzero()[:, 0].tolist() == [7]
 
 
 def test_masked_models_need_a_mask_token_and_no_stride() -> None:
     model, token_ids = tiny.model("bert"), random_ids(60)
-    evaluated = evaluated_model(model, token_ids, make_tokenizer(), causal=False)
+    sliding = evaluated_model(model, token_ids, make_tokenizer(), causal=False, stride=4)
     with pytest.raises(PosEncError, match="stride"):
-        evaluate_perplexity(evaluated, 24, EvaluationSettings(stride=4), SINGLE_PROCESS)
+        evaluate_perplexity(sliding, 24)
     without_tokenizer = evaluated_model(model, token_ids, None, causal=False)
     with pytest.raises(PosEncError, match="mask token"):
-        evaluate_perplexity(without_tokenizer, 24, EvaluationSettings(), SINGLE_PROCESS)
+        evaluate_perplexity(without_tokenizer, 24)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert", "bert-decoder"])
@@ -183,7 +178,7 @@ def test_intervals_shrink_with_more_text() -> None:
     widths = []
     for num_tokens in (40 * 16, 40 * 64):
         evaluated = evaluated_model(model, random_ids(num_tokens))
-        result = evaluate_perplexity(evaluated, 16, EvaluationSettings(), SINGLE_PROCESS)
+        result = evaluate_perplexity(evaluated, 16)
         low, high = result.perplexity.confidence_interval
         widths.append(math.log(high / low))
     assert widths[0] / widths[1] == pytest.approx(2, rel=0.3)  # four times as many windows, drawn at random
@@ -232,7 +227,7 @@ def test_nan_and_out_of_memory_stop_the_evaluation(monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         broken.transformer.ln_f.weight.fill_(math.nan)
     with pytest.raises(EvaluationStopped, match="NaN"):
-        evaluate_perplexity(evaluated_model(broken, random_ids(60)), 20, EvaluationSettings(), SINGLE_PROCESS)
+        evaluate_perplexity(evaluated_model(broken, random_ids(60)), 20)
 
     def out_of_memory(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB. GPU 0 has ...")
@@ -240,7 +235,7 @@ def test_nan_and_out_of_memory_stop_the_evaluation(monkeypatch: pytest.MonkeyPat
     model = tiny.model("gpt2")
     monkeypatch.setattr(model.base_model, "forward", out_of_memory)
     with pytest.raises(EvaluationStopped, match="--batch-tokens") as error:
-        evaluate_perplexity(evaluated_model(model, random_ids(60)), 20, EvaluationSettings(), SINGLE_PROCESS)
+        evaluate_perplexity(evaluated_model(model, random_ids(60)), 20)
     assert not error.value.permanent
 
 
@@ -251,7 +246,7 @@ def test_a_bug_is_not_taken_for_a_length_limit(monkeypatch: pytest.MonkeyPatch) 
     model = tiny.model("gpt2")
     monkeypatch.setattr(model.base_model, "forward", bug)
     with pytest.raises(ValueError, match="a bug"):
-        evaluate_perplexity(evaluated_model(model, random_ids(60)), 20, EvaluationSettings(), SINGLE_PROCESS)
+        evaluate_perplexity(evaluated_model(model, random_ids(60)), 20)
 
 
 def test_out_of_memory_is_not_a_length_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 
 import pytest
 import torch
@@ -11,13 +12,14 @@ import torch
 from hf_posenc.evaluation.results import (
     DepthResult,
     Estimate,
+    EvaluationStopped,
     PasskeyResult,
     PerplexityResult,
     PositionResult,
     Stopped,
+    from_json,
     mean_estimate,
     proportion_estimate,
-    result_from_dict,
     student_t_quantile,
 )
 
@@ -63,20 +65,20 @@ def test_proportions_of_all_and_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "result"),
+    "result",
     [
-        ("perplexity", PerplexityResult("a", 8, Stopped("too long", 4))),
-        (
-            "perplexity",
-            PerplexityResult(
-                "a", 8, None, Estimate(2.0, (1.0, 3.0)), 7, 1, (PositionResult(0, 8, Estimate(2.0), 7),), (5.0,), (7,)
-            ),
+        PerplexityResult("a", 8, Stopped("too long", 4)),
+        PerplexityResult(
+            "a", 8, None, Estimate(2.0, (1.0, 3.0)), 7, 1, (PositionResult(0, 8, Estimate(2.0), 7),), (5.0,), (7,)
         ),
-        (
-            "passkey",
-            PasskeyResult("a", 8, None, (DepthResult(0.5, 3, Estimate(1.0, (0.5, 1.0)), Estimate(1.0), 1.0, -0.1),)),
-        ),
+        PasskeyResult("a", 8, None, (DepthResult(0.5, 3, Estimate(1.0, (0.5, 1.0)), Estimate(1.0), 1.0, -0.1),)),
     ],
 )
-def test_results_survive_json(metric: str, result: PerplexityResult | PasskeyResult) -> None:
-    assert result_from_dict(metric, json.loads(json.dumps(dataclasses.asdict(result)))) == result
+def test_results_survive_json(result: PerplexityResult | PasskeyResult) -> None:
+    assert from_json(type(result), json.loads(json.dumps(dataclasses.asdict(result)))) == result
+
+
+def test_a_stop_reaches_other_processes_whole() -> None:
+    stopped = pickle.loads(pickle.dumps(EvaluationStopped("out of memory", permanent=False)))
+    assert (stopped.reason, stopped.permanent, stopped.refused) == ("out of memory", False, False)
+    assert "out of memory" in str(stopped)

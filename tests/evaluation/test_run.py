@@ -142,7 +142,7 @@ def test_invalid_requests_are_refused(workspace: dict[str, str], tmp_path: Path)
         hf_posenc.evaluate(model, ids, dtype="bfloat16", **arguments)
     with pytest.raises(PosEncError, match="tokenizer"):
         hf_posenc.evaluate(model, ["w5 w6"], **arguments)
-    with pytest.raises(PosEncError, match="color"):
+    with pytest.raises(TypeError, match="color"):
         hf_posenc.evaluate(model, ids, color="red", **arguments)
     with pytest.raises(PosEncError, match="99.*61"):
         hf_posenc.evaluate(model, [[5, 99]], **arguments)

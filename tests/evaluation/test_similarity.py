@@ -9,21 +9,20 @@ from transformers import BertModel
 
 import hf_posenc
 from hf_posenc.evaluation.metrics import evaluate_similarity, similarity_correlation
-from hf_posenc.evaluation.settings import EvaluationSettings
 from tests.support import tiny_models as tiny
-from tests.support.evaluation import BOS, EOS, SINGLE_PROCESS, evaluated_model, make_tokenizer, random_ids
+from tests.support.evaluation import BOS, EOS, evaluated_model, make_tokenizer, random_ids
 
 
 def test_similarity_matches_a_plain_loop() -> None:
     tokenizer, token_ids = make_tokenizer(), random_ids(300)
     first, second = tiny.model("bert"), tiny.model("bert", "none")
     reference = evaluated_model(first, token_ids, tokenizer, causal=False)
-    same = evaluate_similarity(reference, 40, EvaluationSettings(), SINGLE_PROCESS, reference)
+    same = evaluate_similarity(reference, 40, reference)
     assert same.cosine is not None
     assert (same.cosine.value, same.correlation, same.num_windows) == (pytest.approx(1), pytest.approx(1), 7)
     assert same.cosine.confidence_interval[1] <= 1
-    other = evaluated_model(second, token_ids, tokenizer, causal=False)
-    result = evaluate_similarity(other, 40, EvaluationSettings(batch_tokens=90), SINGLE_PROCESS, reference)
+    other = evaluated_model(second, token_ids, tokenizer, causal=False, batch_tokens=90)
+    result = evaluate_similarity(other, 40, reference)
     cosines = []
     for start in range(0, 300 - 38 + 1, 38):
         window = torch.tensor([[BOS, *token_ids[start : start + 38].tolist(), EOS]])

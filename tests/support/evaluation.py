@@ -11,10 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from hf_posenc.evaluation.data import SpecialTokens
-from hf_posenc.evaluation.models import EvaluatedModel, Task
+from hf_posenc.evaluation.models import EvaluatedModel
 from hf_posenc.evaluation.passkey import QUESTION
-from hf_posenc.evaluation.settings import ProcessGroup
+from hf_posenc.evaluation.settings import EvaluationSettings, ProcessGroup
 from tests.support import tiny_models as tiny
 
 BOS, EOS, MASK, FIRST_QUESTION_WORD = 1, 2, 3, 46
@@ -60,11 +59,14 @@ def save_checkpoint(
 
 
 def evaluated_model(
-    model: Any, token_ids: torch.Tensor, tokenizer: PreTrainedTokenizerFast | None = None, causal: bool = True
+    model: Any,
+    token_ids: torch.Tensor,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    causal: bool = True,
+    **settings: Any,
 ) -> EvaluatedModel:
-    task = Task.CAUSAL_LM if causal else Task.MASKED_LM
-    special_tokens = SpecialTokens.from_tokenizer(tokenizer, causal)
-    return EvaluatedModel("model", model, tokenizer, task, token_ids, special_tokens)
+    task, options = "causal-lm" if causal else "masked-lm", EvaluationSettings(**settings)
+    return EvaluatedModel("model", model, tokenizer, task, token_ids, options, SINGLE_PROCESS)
 
 
 class CopyModel(nn.Module):
@@ -75,7 +77,7 @@ class CopyModel(nn.Module):
         self.config = types.SimpleNamespace(model_type="llama_copy", vocab_size=tiny.VOCABULARY)
         self.lm_head = nn.Identity()
         self.context = context
-        self.weight = nn.Parameter(torch.zeros(1))
+        self.device = torch.device("cpu")
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
