@@ -14,7 +14,7 @@ from .schemes import Kind, Scheme, describe_type
 
 SCHEMES: dict[str, type[Scheme]] = {}
 """Every registered scheme by its name in `position_scheme`."""
-REQUIRED_ATTRIBUTES = ("name", "paper", "extends")
+REQUIRED_ATTRIBUTES = ("name", "paper")
 
 
 def register_scheme(scheme: type[Scheme]) -> type[Scheme]:
@@ -23,7 +23,7 @@ def register_scheme(scheme: type[Scheme]) -> type[Scheme]:
     Works as a class decorator.
 
     Args:
-        scheme: A subclass of `Scheme` with a `name`, a `paper` and `extends`.
+        scheme: A subclass of `Scheme` with a `name` and a `paper`.
 
     Returns:
         The class itself.

@@ -90,7 +90,7 @@ class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
     Example:
         >>> @hf_posenc.register_scheme
         ... class LinearPenalty(Scheme):
-        ...     name, paper, extends = "linear_penalty", "none", True
+        ...     name, paper = "linear_penalty", "none"
         ...     def prepare(self, positions):
         ...         return -0.1 * positions.distances.abs().to(positions.dtype)
         ...     def score(self, prepared, layer_params, content):
@@ -99,7 +99,7 @@ class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
 
     name: ClassVar[str]
     paper: ClassVar[str]
-    extends: ClassVar[bool]
+    extends: ClassVar[bool] = True
     kind: ClassVar[Kind] = Kind.OTHER
     formula: ClassVar[str] = ""
     cost: ClassVar[str] = ""

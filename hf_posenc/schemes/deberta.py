@@ -11,7 +11,7 @@ from transformers import initialization as init
 from ..errors import PosEncError
 from . import Content, Kind, LayerParameters, LayerParams, ModelShape, Options, Positions, Scheme, option
 from .base import Initializer
-from .functional import BASE, sinusoids, tiled_identity
+from .functional import init_sinusoids, init_tiled_identity
 from .terms import DistanceTable, KeyTerm, QueryTerm, Term
 
 NORM_EPSILON, INIT_STD = 1e-7, 0.02
@@ -48,10 +48,6 @@ def log_buckets(relative: torch.Tensor, buckets: int, max_distance: int) -> torc
     return torch.where(relative.abs() <= middle, relative, coarse * relative.sign())
 
 
-def _init_tiled_identity(weight: torch.Tensor) -> None:
-    init.copy_(weight, tiled_identity(*weight.shape))
-
-
 class Deberta(Scheme[DebertaOptions, torch.Tensor]):
     """Queries attend to relative-position keys, and relative-position queries to keys, in addition to the content.
 
@@ -65,7 +61,6 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
     formula = "[q_i.k_j + q_i.K_delta + k_j.Q_delta] / sqrt(d (1 + terms)), K and Q from a table by delta = i - j"
     cost = "one table, two scalars per head and layer, v1's projections; queries and keys x rows, gathers"
     neutral = "`position_gain` and `content_change` are 0; the papers fix them at 1 and 1 / sqrt(1 + terms) - 1"
-    extends = True
     Options = DebertaOptions
 
     def __init__(self, options: DebertaOptions, shape: ModelShape) -> None:
@@ -77,17 +72,15 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
 
     def layer_module(self) -> LayerParameters:
         """Content is scaled by 1 + `content_change`, positions by `position_gain`: weight decay pulls to neutral."""
-        heads, width, terms = self.shape.num_heads, self.shape.num_heads * self.shape.head_size, self.options.terms
-        content_change, position_gain = 0.0, 0.0
-        init_projection: Initializer = _init_tiled_identity
-        if self.options.init == "paper":
-            content_change, position_gain = (1 + len(terms)) ** -0.5 - 1, 1.0
-            init_projection = functools.partial(init.normal_, std=INIT_STD)
-        projection = ((width, self.shape.hidden_size), init_projection)
+        terms, paper = self.options.terms, self.options.init == "paper"
+        heads, width = (self.shape.num_heads,), self.shape.num_heads * self.shape.head_size
+        content_change, position_gain = ((1 + len(terms)) ** -0.5 - 1, 1.0) if paper else (0.0, 0.0)
         parameters: dict[str, tuple[tuple[int, ...], Initializer]] = {
-            "content_change": ((heads,), functools.partial(init.constant_, val=content_change)),
-            "position_gain": ((heads,), functools.partial(init.constant_, val=position_gain)),
+            "content_change": (heads, functools.partial(init.constant_, val=content_change)),
+            "position_gain": (heads, functools.partial(init.constant_, val=position_gain)),
         }
+        random = functools.partial(init.normal_, std=INIT_STD)
+        projection = ((width, self.shape.hidden_size), random if paper else init_tiled_identity)
         if not self.options.share_projections and "c2p" in terms:
             parameters["key_projection"] = projection
         if not self.options.share_projections and "p2c" in terms:
@@ -98,8 +91,7 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
         if self.options.init == "paper":
             init.normal_(self.table, std=INIT_STD)
         else:  # rows that differ by distance, so that the gains have something to learn from
-            rows = torch.arange(-self.span, self.span)
-            init.copy_(self.table, sinusoids(rows, self.shape.hidden_size, BASE, "halves", torch.float32))
+            init_sinusoids(self.table, first_position=-self.span)
 
     def prepare(self, positions: Positions) -> torch.Tensor:
         relative = -positions.distances
@@ -111,12 +103,12 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
         return 1 + layer_params()["content_change"]
 
     def score(self, prepared: torch.Tensor, layer_params: LayerParams, content: Content) -> list[Term]:
-        params, terms, heads = layer_params(), self.options.terms, (self.shape.num_heads, self.shape.head_size)
+        params, terms = layer_params(), self.options.terms
         table = self.norm(self.table) if self.options.norm else self.table
 
         def project(name: str) -> torch.Tensor:
             rows = nn.functional.linear(table, params[f"{name}_projection"], params.get(f"{name}_bias"))
-            return rows.view(-1, *heads).transpose(0, 1)
+            return rows.view(len(rows), self.shape.num_heads, -1).transpose(0, 1)
 
         scale = params["position_gain"][:, None, None] * (content.scaling / math.sqrt(1 + len(terms)))
         shared = content.project(table) if self.options.share_projections else None

@@ -1,12 +1,15 @@
 """Input embeddings that are fixed functions of the position: sinusoids, polynomials, exponentials."""
 
+import random
 from typing import Literal
 
 import torch
 
+from ..errors import PosEncError
 from . import InputScheme, MixOptions, ModelShape, Positions, option
-from .functional import BASE, project, sample_dct_rows, sinusoids
+from .functional import BASE, sinusoids
 
+SEED = 0
 NO_PAPER = "no single paper: a fixed function of the position, like sinusoids (Vaswani et al. 2017)"
 
 
@@ -22,12 +25,33 @@ class Sinusoidal(InputScheme[SinusoidalOptions]):
     paper = "Vaswani et al. 2017, https://arxiv.org/abs/1706.03762"
     formula = "x_i + [sin(i / base^(2k/E)), cos(i / base^(2k/E))]"
     cost = "no parameters; one table per forward pass"
-    extends = True
     Options = SinusoidalOptions
 
     def position_embeddings(self, positions: Positions) -> torch.Tensor:
         base, layout = self.options.base, self.options.layout
         return sinusoids(positions.queries_BQ, self.position_size, base, layout, positions.dtype)
+
+
+def sample_dct_rows(count: int, width: int, option: str = "count") -> list[int]:
+    """Choose rows of a discrete cosine transform by a seeded shuffle that is the same in every Python release."""
+    if count >= width:
+        raise PosEncError(f"{option} must be below {width}, the width it is projected to, got {count}")
+    shuffle = random.Random(SEED)
+    return sorted(range(1, width), key=lambda _: shuffle.random())[:count]
+
+
+def project_to_dct_rows(values: torch.Tensor, rows: list[int], width: int) -> torch.Tensor:
+    """Sum the rows of an orthonormal transform, weighted by values (..., rows): (..., width).
+
+    The rows are computed by a formula: no buffer to store, no platform-dependent factorization.
+    """
+    features = torch.arange(width, device=values.device, dtype=values.dtype) + 0.5
+    frequencies = torch.tensor(rows, device=values.device, dtype=values.dtype)
+    scale: float = (2 / width) ** 0.5
+    directions = torch.cos(torch.pi / width * frequencies[:, None] * features) * scale
+    device = values.device.type
+    with torch.autocast("cpu" if device == "meta" else device, enabled=False):  # it would merge neighboring positions
+        return values @ directions
 
 
 class PolynomialOptions(MixOptions):
@@ -45,7 +69,6 @@ class Polynomial(InputScheme[PolynomialOptions]):
     paper = NO_PAPER
     formula = "x_i + sum_k T_k(t_i) w_k, t_i = 2 min(i, n - 1) / (n - 1) - 1, T_k Chebyshev, w_k orthonormal"
     cost = "no parameters; one table per forward pass"
-    extends = True
     Options = PolynomialOptions
 
     def __init__(self, options: PolynomialOptions, shape: ModelShape) -> None:
@@ -60,7 +83,7 @@ class Polynomial(InputScheme[PolynomialOptions]):
         for _ in range(self.options.degree - 1):
             polynomials.append(2 * argument * polynomials[-1] - polynomials[-2])
         values = torch.stack(polynomials[1:], dim=-1)  # the constant carries no position
-        return project(values, self.dct_rows, self.position_size)
+        return project_to_dct_rows(values, self.dct_rows, self.position_size)
 
 
 class ExponentialOptions(MixOptions):
@@ -75,7 +98,6 @@ class Exponential(InputScheme[ExponentialOptions]):
     paper = NO_PAPER
     formula = "x_i + sum_k exp(-n^(k / (rates - 1)) i / n) w_k, w_k orthonormal"
     cost = "no parameters; one table per forward pass"
-    extends = True
     Options = ExponentialOptions
 
     def __init__(self, options: ExponentialOptions, shape: ModelShape) -> None:
@@ -87,4 +109,4 @@ class Exponential(InputScheme[ExponentialOptions]):
         relative = positions.queries_BQ.clamp(min=0).to(positions.dtype).unsqueeze(-1) / self.max_positions
         steps = torch.arange(self.options.rates, device=relative.device, dtype=relative.dtype)
         rates = self.max_positions ** (steps / max(self.options.rates - 1, 1))
-        return project(torch.exp(-rates * relative), self.dct_rows, self.position_size)
+        return project_to_dct_rows(torch.exp(-rates * relative), self.dct_rows, self.position_size)

@@ -7,6 +7,7 @@ R rows of a table.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,66 +35,47 @@ def repeat_key_heads(states_BGKD: torch.Tensor, num_heads: int) -> torch.Tensor:
     return repeated
 
 
+@dataclasses.dataclass(eq=False)
 class Positions:
     """The positions of one forward pass, and what each scheme prepared for them. Built once and passed to every layer.
 
     `distances` is key position minus query position. If every query sees its keys at the same distances slot by slot
     (`uniform`), it is one vector of length L: key slot j is at `distances[j - i + Q - 1]` from query slot i. Otherwise
     (gaps, packed rows) it has shape (B, Q, K).
-
-    Not a dataclass: FSDP's mixed precision looks into dataclasses and would cast the tensors in here.
     """
 
-    def __init__(
-        self,
-        queries_BQ: torch.Tensor,
-        distances: torch.Tensor,
-        *,
-        uniform: bool,
-        key_length: int,
-        length_bound: int | None,
-        cached: bool,
-        cache_filled_at: int | None,
-        packed: bool,
-        causal: bool,
-        backend: str,
-        dtype: torch.dtype,
-        keys_BK: torch.Tensor | None = None,
-        spans: tuple[tuple[int, int], ...] | None = None,
-        table: nn.Module | None = None,
-        context_BQE: torch.Tensor | None = None,
-        schemes: Sequence[Scheme] = (),
-        active: tuple[LayerSeams, ...] = (),
-    ) -> None:
-        self.queries_BQ = queries_BQ
-        self.distances = distances
-        self.uniform = uniform
-        self.key_length = key_length
-        self.length_bound = length_bound
-        """No position reaches this; None if explicit position_ids leave it unknown."""
-        self.cached = cached
-        """Whether keys of earlier calls take part."""
-        self.cache_filled_at = cache_filled_at
-        """The length of the first of those calls, if a scheme depends on it."""
-        self.packed = packed
-        """Whether rows contain, or may contain, several documents."""
-        self.causal = causal
-        """Whether queries see no later key unless a mask says otherwise."""
-        self.backend = backend
-        self.dtype = dtype
-        """The dtype for biases: float32, or float64 in a float64 model. Never narrower."""
-        self.keys_BK = keys_BK
-        """The positions of all keys, if a scheme sets `needs_key_positions`."""
-        self.spans = spans
-        """Start and end of each row's tokens, if the mask is padding at the ends of rows only."""
-        self.table = table
-        """The architecture's own position table, if a scheme adds it instead of the architecture."""
-        self.context_BQE = context_BQE
-        """The mean embedding of the tokens that a query may see, if a scheme sets `needs_context`."""
-        self.schemes = schemes
-        self.active = active
+    queries_BQ: torch.Tensor
+    distances: torch.Tensor
+    _: dataclasses.KW_ONLY
+    uniform: bool
+    key_length: int
+    length_bound: int | None
+    """No position reaches this; None if explicit position_ids leave it unknown."""
+    cached: bool
+    """Whether keys of earlier calls take part."""
+    cache_filled_at: int | None
+    """The length of the first of those calls, if a scheme depends on it."""
+    packed: bool
+    """Whether rows contain, or may contain, several documents."""
+    causal: bool
+    """Whether queries see no later key unless a mask says otherwise."""
+    backend: str
+    dtype: torch.dtype
+    """The dtype for biases: float32, or float64 in a float64 model. Never narrower."""
+    keys_BK: torch.Tensor | None = None
+    """The positions of all keys, if a scheme sets `needs_key_positions`."""
+    spans: tuple[tuple[int, int], ...] | None = None
+    """Start and end of each row's tokens, if the mask is padding at the ends of rows only."""
+    table: nn.Module | None = None
+    """The architecture's own position table, if a scheme adds it instead of the architecture."""
+    context_BQE: torch.Tensor | None = None
+    """The mean embedding of the tokens that a query may see, if a scheme sets `needs_context`."""
+    schemes: Sequence[Scheme] = ()
+    active: tuple[LayerSeams, ...] = ()
+
+    def __post_init__(self) -> None:
         self.prepared: list[Any] = []  # set first: hooks on a scheme may copy these positions to its device
-        self.prepared = [scheme("prepare", self) for scheme in schemes]
+        self.prepared = [scheme("prepare", self) for scheme in self.schemes]
 
     def length(self) -> int | None:
         """One more than the highest position; while tracing, the bound."""
@@ -123,31 +105,23 @@ class Positions:
         return moved
 
 
+@dataclasses.dataclass(eq=False)
 class Content:
     """The queries and keys of one layer's attention, for score terms that depend on them."""
 
-    def __init__(
-        self,
-        query_BHQD: torch.Tensor,
-        rotated_query_BHQD: torch.Tensor,
-        key_BGKD: torch.Tensor,
-        scaling: float,
-        visible: Callable[[], torch.Tensor],
-        project: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
-    ) -> None:
-        self.query_BHQD = query_BHQD
-        """Before any rotation, so that a term of query and distance stays one when combined with a rotation."""
-        self.rotated_query_BHQD = rotated_query_BHQD
-        """As it is multiplied with the keys."""
-        self.key_BGKD = key_BGKD
-        """As cached, after any rotation; one per group of heads that share a key."""
-        self.scaling = scaling
-        """The architecture's scaling of query times key."""
-        self.visible = visible
-        """Returns the mask of keys that each query may see: (B or 1, 1, Q, K), True where visible."""
-        self.project = project
-        """Projects hidden states (R, E) with the layer's own query and key projections, to two of (H, R, D)."""
-        self._key_BHKD: torch.Tensor | None = None
+    query_BHQD: torch.Tensor
+    """Before any rotation, so that a term of query and distance stays one when combined with a rotation."""
+    rotated_query_BHQD: torch.Tensor
+    """As it is multiplied with the keys."""
+    key_BGKD: torch.Tensor
+    """As cached, after any rotation; one per group of heads that share a key."""
+    scaling: float
+    """The architecture's scaling of query times key."""
+    visible: Callable[[], torch.Tensor]
+    """Returns the mask of keys that each query may see: (B or 1, 1, Q, K), True where visible."""
+    project: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    """Projects hidden states (R, E) with the layer's own query and key projections, to two of (H, R, D)."""
+    _key_BHKD: torch.Tensor | None = None
 
     def of_heads(self, heads: slice) -> Content:
         """The same for a range of heads, which must be whole key groups."""
@@ -162,6 +136,10 @@ class Content:
         if self._key_BHKD is None:
             self._key_BHKD = repeat_key_heads(self.key_BGKD, self.query_BHQD.shape[1])
         return self._key_BHKD
+
+
+# FSDP's mixed precision copies dataclasses and casts the tensors in them; to it, these must be plain objects.
+del Positions.__dataclass_fields__, Content.__dataclass_fields__
 
 
 def check_table_length(name: str, positions: Positions, max_positions: int, way_out: str = "") -> None:

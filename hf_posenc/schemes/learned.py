@@ -4,29 +4,44 @@ from typing import Literal
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..errors import PosEncError
-from . import InputScheme, MixOptions, ModelShape, Positions, describe_type, extended_rows, option
+from . import InputScheme, MixOptions, ModelShape, Positions, describe_type, option
+from .functional import normal_or_zeros
 from .inputs import check_table_length
 
 EXTEND = 'extend the table: position_scheme={{"type": "learned", "max_positions": {length}, "extend": "interpolate"}}'
 Extend = Literal["interpolate", "tile", "hierarchical"]
 INIT_STD = 0.02
 """Of a new table, as in BERT and GPT-2."""
-
-
-def _init_table(table: nn.Parameter, start: str) -> None:
-    if start == "paper":
-        init.normal_(table, std=INIT_STD)
-    else:
-        init.zeros_(table)
+HIERARCHY_WEIGHT = 0.4
+"""Weight of the coarse row in a hierarchically extended table (Su 2020)."""
 
 
 class LearnedOptions(MixOptions):
     max_positions: int | None = option(None, "length of the table; None: as the checkpoint's", minimum=1)
     extend: Extend | None = option(None, "how to compute positions beyond the checkpoint's table")
     init: Literal["neutral", "paper"] = option("neutral", "start of a new table: zeros, or random as in BERT and GPT-2")
+
+
+def extended_rows(weight: torch.Tensor, positions: torch.Tensor, extend: str, max_positions: int) -> torch.Tensor:
+    """One row per position, (..., width), of a table of `max_positions` rows made from a shorter one."""
+    rows = weight.shape[0]
+    embedding = nn.functional.embedding
+    if extend == "tile":
+        return embedding(positions % rows, weight)
+    if extend == "interpolate":
+        wide = positions.to(torch.promote_types(weight.dtype, torch.float32))
+        scaled = wide * ((rows - 1) / max(max_positions - 1, 1))
+        low = scaled.floor().long()
+        fraction = (scaled - low).unsqueeze(-1).to(weight.dtype)
+        return embedding(low, weight) * (1 - fraction) + embedding((low + 1).clamp(max=rows - 1), weight) * fraction
+    a = HIERARCHY_WEIGHT
+    base = (weight - a * weight[:1]) / (1 - a)
+    extended = a * embedding(positions // rows, base) + (1 - a) * embedding(positions % rows, base)
+    # The first rows are taken from the table itself: rounding would otherwise change them.
+    is_stored = (positions < rows).unsqueeze(-1)
+    return torch.where(is_stored, embedding(positions.clamp(max=rows - 1), weight), extended)
 
 
 class PatchedPositionEmbedding(nn.Embedding):
@@ -81,7 +96,7 @@ class Learned(InputScheme[LearnedOptions]):
 
     def reset_parameters(self) -> None:
         if not self.uses_stock_table():
-            _init_table(self.weight, self.options.init)
+            normal_or_zeros(self.options.init, INIT_STD)(self.weight)
 
     def uses_stock_table(self) -> bool:
         return self.shape.table_size is not None
@@ -121,7 +136,6 @@ class Window(InputScheme[WindowOptions]):
     formula = "x_i + a_(i mod w) + b_min(i div w, last)"
     cost = "w rows, and one per window; two lookups"
     neutral = "`offsets` and `windows` are 0"
-    extends = True
     Options = WindowOptions
 
     def __init__(self, options: WindowOptions, shape: ModelShape) -> None:
@@ -131,8 +145,8 @@ class Window(InputScheme[WindowOptions]):
         self.windows = nn.Parameter(torch.empty(num_windows, self.position_size))
 
     def reset_parameters(self) -> None:
-        _init_table(self.offsets, self.options.init)
-        _init_table(self.windows, self.options.init)
+        for table in (self.offsets, self.windows):
+            normal_or_zeros(self.options.init, INIT_STD)(table)
 
     def position_embeddings(self, positions: Positions) -> torch.Tensor:
         size, embedding = self.options.window_size, nn.functional.embedding

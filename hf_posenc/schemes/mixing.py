@@ -99,7 +99,7 @@ class InputScheme(Scheme[MixOptionsT, None], abc.ABC):
 
     Example:
         >>> class Parity(InputScheme):
-        ...     name, paper, extends = "parity", "none", True
+        ...     name, paper = "parity", "none"
         ...     def position_embeddings(self, positions):
         ...         return (positions.queries_BQ % 2)[..., None].expand(-1, -1, self.position_size)
     """

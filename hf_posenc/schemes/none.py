@@ -11,4 +11,3 @@ class NoPositions(Scheme):
     kind = Kind.NOTHING
     formula = "q.k / sqrt(d)"
     cost = "none"
-    extends = True

@@ -25,7 +25,6 @@ class Shaw(Scheme[ShawOptions, torch.Tensor]):
     formula = "q_i.(k_j + a_clip(r)) / sqrt(d); output sum_j w_ij (v_j + b_clip(r))"
     cost = "tables of 2 max_distance + 1 rows per layer; queries x rows, weights x rows with `values`"
     neutral = "`keys` and `values` are 0"
-    extends = True
     Options = ShawOptions
 
     @classmethod

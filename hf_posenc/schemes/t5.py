@@ -1,13 +1,11 @@
 """T5 relative bias (Raffel et al. 2020): a learned bias per head and bucket of distances."""
 
-import functools
 from typing import Literal, NamedTuple
 
 import torch
-from transformers import initialization as init
 
 from . import Content, DistanceBias, Kind, LayerParameters, LayerParams, ModelShape, Options, Positions, Scheme, option
-from .functional import bucket_bias, check_buckets, distance_buckets
+from .functional import bucket_bias, check_buckets, distance_buckets, normal_or_zeros
 
 
 class T5Options(Options):
@@ -35,7 +33,6 @@ class T5(Scheme[T5Options, Prepared]):
     formula = "q.k / sqrt(d) + b_h[bucket(r)]"
     cost = "one scalar per head and bucket; one bias vector per head"
     neutral = "`table.weight` is 0"
-    extends = True
     Options = T5Options
 
     def __init__(self, options: T5Options, shape: ModelShape) -> None:
@@ -45,9 +42,8 @@ class T5(Scheme[T5Options, Prepared]):
         self.table = self._new_table() if options.shared else None
 
     def _new_table(self) -> LayerParameters:
-        random = functools.partial(init.normal_, std=self.shape.hidden_size**-0.5)
         shape = (self.options.num_buckets, self.shape.num_heads)
-        return LayerParameters(weight=(shape, random if self.options.init == "paper" else init.zeros_))
+        return LayerParameters(weight=(shape, normal_or_zeros(self.options.init, self.shape.hidden_size**-0.5)))
 
     def layer_module(self) -> LayerParameters | None:
         return None if self.options.shared else self._new_table()

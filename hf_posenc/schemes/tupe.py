@@ -9,7 +9,14 @@ from transformers import initialization as init
 
 from ..errors import PosEncError
 from . import Content, Kind, LayerParameters, LayerParams, ModelShape, Options, Positions, Scheme, option
-from .functional import BASE, bucket_bias, check_buckets, distance_buckets, sinusoids, tiled_identity
+from .functional import (
+    bucket_bias,
+    check_buckets,
+    distance_buckets,
+    init_sinusoids,
+    init_tiled_identity,
+    normal_or_zeros,
+)
 from .inputs import check_table_length
 from .terms import DistanceBias, Separable, Term
 
@@ -68,9 +75,8 @@ class Tupe(Scheme[TupeOptions, Prepared]):
         self.bias = None
         if options.relative:
             check_buckets("tupe", options.num_buckets, options.max_distance, not shape.causal)
-            random = functools.partial(init.normal_, std=INIT_STD)
-            initializer = random if options.init == "paper" else init.zeros_
-            self.bias = LayerParameters(weight=((options.num_buckets, shape.num_heads), initializer))
+            bias_shape = (options.num_buckets, shape.num_heads)
+            self.bias = LayerParameters(weight=(bias_shape, normal_or_zeros(options.init, INIT_STD)))
         if options.untie_cls:
             self.cls_row, self.cls_column = (nn.Parameter(torch.empty(shape.num_heads)) for _ in range(2))
 
@@ -81,14 +87,13 @@ class Tupe(Scheme[TupeOptions, Prepared]):
         return LayerParameters(content_change=((self.shape.num_heads,), initializer))
 
     def reset_parameters(self) -> None:
+        normal_or_zeros(self.options.init, INIT_STD)(self.query_projection)
         if self.options.init == "paper":
-            for parameter in (self.table, self.query_projection, self.key_projection):
-                init.normal_(parameter, std=INIT_STD)
+            init.normal_(self.table, std=INIT_STD)
+            init.normal_(self.key_projection, std=INIT_STD)
         else:  # positions and keys that differ, so that the queries have something to learn from
-            rows = torch.arange(self.max_positions)
-            init.copy_(self.table, sinusoids(rows, self.shape.hidden_size, BASE, "halves", torch.float32))
-            init.copy_(self.key_projection, tiled_identity(*self.key_projection.shape))
-            init.zeros_(self.query_projection)
+            init_sinusoids(self.table)
+            init_tiled_identity(self.key_projection)
         if self.options.untie_cls:
             init.zeros_(self.cls_row)
             init.zeros_(self.cls_column)
@@ -124,14 +129,13 @@ class Tupe(Scheme[TupeOptions, Prepared]):
 
     def _project(self, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
         """Scaled queries and keys of the positions, (B or 1, H, Q or K, D)."""
-        dtype, heads = prepared.dtype, (self.shape.num_heads, self.shape.head_size)
 
         def project(positions: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             lookup_first = positions.numel() < self.max_positions  # whichever projects fewer rows
             rows = nn.functional.embedding(positions, self.table) if lookup_first else self.table
-            rows = nn.functional.linear(self.norm(rows).to(dtype), weight.to(dtype))
+            rows = nn.functional.linear(self.norm(rows).to(prepared.dtype), weight.to(prepared.dtype))
             rows = rows if lookup_first else nn.functional.embedding(positions, rows)
-            return rows.view(*rows.shape[:-1], *heads).transpose(1, 2)
+            return rows.view(*rows.shape[:-1], self.shape.num_heads, -1).transpose(1, 2)
 
         scale = (2 * self.shape.head_size) ** -0.5
         queries = project(prepared.queries_BQ, self.query_projection) * scale

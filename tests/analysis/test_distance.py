@@ -9,7 +9,7 @@ import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_posenc import PosEncError, analysis
-from hf_posenc.schemes.alibi import alibi_slopes
+from hf_posenc.schemes.distance_functions import alibi_slopes
 from tests.support.tiny_models import HEADS, LAYERS, model, tokens
 
 from .test_embeddings import assert_close

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 import hf_posenc
 from hf_posenc import PosEncError
 from hf_posenc.checkpoints.shards import RotaryChange, reorder_rows, rotary_feature_order
-from hf_posenc.schemes import extended_rows
+from hf_posenc.schemes.learned import extended_rows
 from tests.support import tiny_models as tiny
 
 INTERLEAVED = {"type": "rope", "layout": "interleaved"}

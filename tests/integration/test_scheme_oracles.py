@@ -30,7 +30,7 @@ def test_alibi_equals_stock_with_bloom_slopes(architecture: str) -> None:
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 6, 12, 20, 32])
 def test_alibi_slopes_equal_bloom_slopes_for_any_number_of_heads(heads: int) -> None:
-    from hf_posenc.schemes.alibi import alibi_slopes
+    from hf_posenc.schemes.distance_functions import alibi_slopes
 
     theirs = -oracles.bloom_alibi(heads, 2)[0, :, 0, 1]
     torch.testing.assert_close(torch.tensor(alibi_slopes(heads), dtype=torch.float64), theirs, rtol=0, atol=6e-8)

@@ -12,7 +12,7 @@ import torch
 from numpy.polynomial import chebyshev
 
 import hf_posenc
-from hf_posenc.schemes.functional import dct_rows, sample_dct_rows
+from hf_posenc.schemes.fixed_functions import project_to_dct_rows, sample_dct_rows
 from tests.schemes.sampling import sampled
 from tests.support import oracles
 from tests.support import tiny_models as tiny
@@ -212,10 +212,14 @@ def embeddings_of(position_scheme: Any, positions: torch.Tensor, **changes: Any)
     return scheme, scheme.position_embeddings(types.SimpleNamespace(queries_BQ=positions[None], dtype=torch.float64))[0]
 
 
+def directions_of(scheme: Any) -> torch.Tensor:
+    return project_to_dct_rows(torch.eye(len(scheme.dct_rows), dtype=torch.float64), scheme.dct_rows, WIDTH)
+
+
 @pytest.mark.parametrize("degree", [1, 3, 31])
 def test_polynomials_are_chebyshev_along_orthonormal_directions(degree: int) -> None:
     scheme, actual = embeddings_of({"type": "polynomial", "degree": degree}, torch.arange(5 * tiny.TRAINED_LENGTH))
-    rows = dct_rows(scheme.dct_rows, WIDTH, torch.device("cpu"), torch.float64)
+    rows = directions_of(scheme)
     torch.testing.assert_close(rows @ rows.T, torch.eye(degree, dtype=torch.float64), rtol=0, atol=1e-13)
     arguments = torch.linspace(-1, 1, tiny.TRAINED_LENGTH, dtype=torch.float64)
     values = torch.from_numpy(chebyshev.chebvander(arguments.numpy(), degree)[:, 1:])
@@ -231,7 +235,7 @@ def test_polynomials_are_chebyshev_along_orthonormal_directions(degree: int) -> 
 def test_exponentials_decay_at_their_rates(rates: int) -> None:
     positions = torch.tensor([0, 1, 2, 7, 47, 48, 100, 10**6])
     scheme, actual = embeddings_of({"type": "exponential", "rates": rates}, positions)
-    values = actual @ dct_rows(scheme.dct_rows, WIDTH, torch.device("cpu"), torch.float64).T
+    values = actual @ directions_of(scheme).T
     for row, position in enumerate(positions.tolist()):
         for number in range(rates):
             rate = tiny.TRAINED_LENGTH ** (number / (rates - 1)) if rates > 1 else 1.0

@@ -1,0 +1,244 @@
+"""Rotary embeddings: RoPE (Su et al. 2021), and xPos (Sun et al. 2023), whose logits decay with the distance."""
+
+import math
+import types
+from typing import Any, Literal, NamedTuple
+
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ..errors import PosEncError
+from . import Kind, ModelShape, Options, Positions, Scheme, is_tracing, option
+from .functional import BASE
+
+SCALING_KEYS = {
+    *("rope_type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    *("short_factor", "long_factor", "low_freq_factor", "high_freq_factor"),
+}
+NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
+CHANGES_WITH_LENGTH = ("dynamic", "longrope")
+XPOS_GAMMA, XPOS_LAYOUT = 0.4, "halves"
+MAX_EXPONENT = {torch.float16: 10.0}
+"""Beyond this exp() overflows the dtype; 80 for dtypes with the range of float32."""
+
+
+class Rotation(NamedTuple):
+    """Rotary angles of one forward pass, (B, 1, Q, D). Starts with cos and sin: see `Scheme.uses_rotate_half`."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    signed_sin: torch.Tensor
+    """The sines with the sign of the other feature of a pair, computed once instead of in every layer."""
+
+
+def join_pairs(first: torch.Tensor, second: torch.Tensor, layout: str) -> torch.Tensor:
+    """Put the two values of each pair of features where the layout has these features."""
+    if layout == "interleaved":
+        return torch.stack([first, second], dim=-1).flatten(-2)
+    return torch.cat([first, second], dim=-1)
+
+
+def rotation(angles: torch.Tensor, layout: str) -> Rotation:
+    """Build the rotation by one angle per pair of features."""
+    cos, sin = angles.cos(), angles.sin()
+    return Rotation(join_pairs(cos, cos, layout), join_pairs(sin, sin, layout), join_pairs(-sin, sin, layout))
+
+
+def rotate_pairs(states: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, layout: str) -> torch.Tensor:
+    """Rotate the first features of each head, as many as there are angles, and leave the rest."""
+    size = cos.shape[-1]
+    rotated, rest = (states, None) if size == states.shape[-1] else (states[..., :size], states[..., size:])
+    if layout == "interleaved":
+        partners = rotated.view(*rotated.shape[:-1], -1, 2).flip(-1).flatten(-2)
+    else:
+        partners = rotated.roll(size // 2, -1)
+    rotated = rotated * cos.to(states.dtype) + partners * signed_sin.to(states.dtype)
+    return rotated if rest is None else torch.cat([rotated, rest], dim=-1)
+
+
+class RopeOptions(Options):
+    theta: float | None = option(
+        None, "base of the wavelengths; None: the checkpoint's, or 10000 if it has none", above=0
+    )
+    layout: Literal["halves", "interleaved"] = option(
+        "halves", "which features form a pair: d/2 apart (LLaMA) or neighbors (GPT-J, RoFormer)"
+    )
+    partial_rotary_factor: float = option(1.0, "fraction of each head that is rotated", above=0, maximum=1)
+    scaling: dict[str, Any] | None = option(None, "as transformers' rope_parameters; None: the checkpoint's, or none")
+
+
+def resolve_rope_parameters(options: RopeOptions, shape: ModelShape) -> dict[str, Any]:
+    """The `rope_parameters` that transformers would use for this rotation; options override the checkpoint's."""
+    stock, scaling = shape.rope_parameters or {}, options.scaling or {}
+    valid_types = sorted({"default", *ROPE_INIT_FUNCTIONS})
+    if unknown := sorted(set(scaling) - SCALING_KEYS):
+        raise PosEncError(f"rope: scaling has no setting {unknown[0]!r}; expected some of {sorted(SCALING_KEYS)}")
+    for key, value in scaling.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, (int, float)) and not isinstance(number, bool) and not 0 < number < math.inf:
+                raise PosEncError(f"rope: scaling: {key} must be above 0 and finite, got {number!r}")
+    if options.scaling is not None and "rope_type" not in scaling:
+        raise PosEncError(f"rope: scaling needs a rope_type, one of {valid_types}")
+    inherits = options.scaling is None and options.theta is None
+    parameters = {"rope_type": "default", **(stock if inherits else scaling)}
+    parameters["rope_theta"] = options.theta or parameters.get("rope_theta") or stock.get("rope_theta") or BASE
+    rope_type = parameters["rope_type"]
+    if rope_type not in valid_types:
+        raise PosEncError(f"rope: scaling: rope_type {rope_type!r} is unknown; expected one of {valid_types}")
+    if rope_type in NEEDS_ORIGINAL_LENGTH:
+        parameters.setdefault("original_max_position_embeddings", shape.max_positions)
+    return parameters
+
+
+class Rope(Scheme[RopeOptions, Rotation]):
+    """Queries and keys are rotated by angles proportional to their position, so that logits depend on distance."""
+
+    name = "rope"
+    paper = "Su et al. 2021, https://arxiv.org/abs/2104.09864"
+    kind = Kind.ROTATION
+    formula = "q_i, k_j rotated by i and j times theta^(-2k/d), pair by pair"
+    cost = "no parameters; two products per query and key. Runs on flash attention"
+    Options = RopeOptions
+
+    def __init__(self, options: RopeOptions, shape: ModelShape) -> None:
+        super().__init__(options, shape)
+        self.rope_parameters = resolve_rope_parameters(options, shape)
+        self.rope_type: str = self.rope_parameters["rope_type"]
+        self.depends_on_length = self.rope_type in CHANGES_WITH_LENGTH
+        self.rotary_size = int(shape.head_size * options.partial_rotary_factor)
+        if self.rotary_size % 2 or not self.rotary_size or shape.head_size % 2:
+            raise PosEncError(
+                f"rope rotates pairs of features, but {self.rotary_size} of the head size {shape.head_size} do not "
+                "pair up; choose partial_rotary_factor so that an even part of an even head size is rotated"
+            )
+        with torch.device("cpu"):  # the model may be under construction on the meta device
+            frequencies, self.attention_factor = self._inverse_frequencies(None)
+            long_frequencies, _ = self._inverse_frequencies(10 * shape.max_positions)
+        finite = frequencies.isfinite().all() and long_frequencies.isfinite().all()
+        if not finite or 2 * len(long_frequencies) > shape.head_size:
+            raise PosEncError(f"rope: scaling {self.rope_parameters!r} gives unusable frequencies; check its factors")
+        # Plain numbers, not a buffer: model.to(bfloat16) would round it and meta loading would lose it.
+        self.frequencies: list[float] = frequencies.tolist()
+
+    def _inverse_frequencies(
+        self, length: int | None, device: torch.device | None = None
+    ) -> tuple[torch.Tensor, float]:
+        """The `inv_freq` and attention factor of transformers' rotary modules, for inputs of a length."""
+        if self.rope_type == "default":
+            steps = torch.arange(0, self.rotary_size, 2, dtype=torch.float, device=device) / self.rotary_size
+            return 1.0 / self.rope_parameters["rope_theta"] ** steps, 1.0
+        config = types.SimpleNamespace(
+            rope_parameters=dict(self.rope_parameters, partial_rotary_factor=self.options.partial_rotary_factor),
+            head_dim=self.shape.head_size,
+            hidden_size=self.shape.hidden_size,
+            num_attention_heads=self.shape.num_heads,
+            max_position_embeddings=self.shape.max_positions,
+            standardize_rope_params=lambda: None,
+        )
+        try:
+            # A tensor, as transformers passes it, so that the arithmetic is bit-identical.
+            seq_len = None if length is None else torch.tensor(length, device=device)
+            inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[self.rope_type](config, device, seq_len=seq_len)
+        except (KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, ValueError) as error:
+            raise PosEncError(f"rope: scaling {self.rope_type!r} is incomplete or malformed: {error!r}") from error
+        return inv_freq, attention_factor
+
+    def prepare(self, positions: Positions) -> Rotation:
+        device = positions.queries_BQ.device
+        frequencies, factor = torch.tensor(self.frequencies, device=device), self.attention_factor
+        if self.depends_on_length and (length := self._scaled_length(positions)) is not None:
+            frequencies, factor = self._inverse_frequencies(length, device)
+        prepared = rotation(positions.queries_BQ[:, None, :, None].float() * frequencies, self.options.layout)
+        return Rotation(*(tensor * factor for tensor in prepared)) if factor != 1.0 else prepared
+
+    def _scaled_length(self, positions: Positions) -> int | None:
+        """The length, if it is long enough to change the frequencies. Cached keys keep their angles."""
+        original = self.rope_parameters.get("original_max_position_embeddings", self.shape.max_positions)
+        if positions.length_bound is not None and positions.length_bound <= original:
+            return None
+        length = positions.length()
+        if length is None:
+            raise PosEncError(
+                f"rope: scaling {self.rope_type!r} depends on the input's length, which is unknown while tracing: "
+                "leave position_ids out, or run without torch.compile / torch.export"
+            )
+        if length <= original:
+            return None
+        filled_at = positions.cache_filled_at
+        same_as_cached = self.rope_type == "longrope" and filled_at is not None and filled_at > original
+        if positions.cached and not same_as_cached:
+            raise PosEncError(
+                f"rope: scaling {self.rope_type!r} changes all angles at length {length} (past {original}), but cached "
+                "keys keep the old ones: pass use_cache=False, or use a fixed scaling (linear, yarn, llama3)"
+            )
+        return length
+
+    def uses_rotate_half(self) -> bool:
+        return self.options.layout == "halves" and 2 * len(self.frequencies) == self.shape.head_size
+
+    def rotate(self, states_BHQD: torch.Tensor, prepared: Rotation, keys: bool) -> torch.Tensor:
+        return rotate_pairs(states_BHQD, prepared.cos, prepared.signed_sin, self.options.layout)
+
+
+class XposOptions(Options):
+    scale_base: float = option(512.0, "distance over which the shortest wavelength decays to 0.29", above=0)
+
+
+class Decay(NamedTuple):
+    """The rotation, and the logarithm of the factor of each feature."""
+
+    rotation: Rotation
+    exponents: torch.Tensor
+    max_offset: int | None
+    """The largest distance of a position from the center; None if unknown."""
+
+
+class Xpos(Scheme[XposOptions, Decay]):
+    """Rotary embeddings with decay: queries shrink and keys grow with their position, so that far logits fade."""
+
+    name = "xpos"
+    paper = "Sun et al. 2023, https://arxiv.org/abs/2212.10554"
+    kind = Kind.ROTATION
+    formula = (
+        "rope, with q_i times zeta^((i - c) / scale_base) and k_j divided by the same at j, zeta = (2k + 0.4 d) / 1.4 d"
+    )
+    cost = "no parameters; as rope"
+    Options = XposOptions
+
+    def __init__(self, options: XposOptions, shape: ModelShape) -> None:
+        super().__init__(options, shape)
+        if shape.head_size % 2:
+            raise PosEncError(
+                f"xpos rotates pairs of features, but the head size {shape.head_size} is odd; use alibi or t5"
+            )
+        # Fixed, so that cached keys stay valid; in the middle, so that factors stay near one.
+        self.center = shape.max_positions // 2
+
+    def prepare(self, positions: Positions) -> Decay:
+        size, tokens = self.shape.head_size, positions.queries_BQ[:, None, :, None]
+        features = torch.arange(0, size, 2, device=tokens.device, dtype=torch.float)
+        zeta = (features + XPOS_GAMMA * size) / ((1 + XPOS_GAMMA) * size)
+        exponents = (tokens - self.center).float() / self.options.scale_base * zeta.log()
+        length = positions.length_bound if positions.length_bound is not None or is_tracing() else positions.length()
+        return Decay(
+            rotation(tokens.float() / BASE ** (features / size), XPOS_LAYOUT),
+            join_pairs(exponents, exponents, XPOS_LAYOUT),
+            max_offset=None if length is None else max(length - self.center, self.center),
+        )
+
+    def rotate(self, states_BHQD: torch.Tensor, prepared: Decay, keys: bool) -> torch.Tensor:
+        if prepared.max_offset is not None:
+            self._check_overflow(states_BHQD.dtype, prepared.max_offset)
+        factors = (-prepared.exponents if keys else prepared.exponents).exp()
+        cos, _, signed_sin = prepared.rotation
+        return rotate_pairs(states_BHQD, cos * factors, signed_sin * factors, XPOS_LAYOUT)
+
+    def _check_overflow(self, dtype: torch.dtype, max_offset: int) -> None:
+        limit = MAX_EXPONENT.get(dtype, 80.0)
+        steepest = -math.log(XPOS_GAMMA / (1 + XPOS_GAMMA))
+        if max_offset * steepest / self.options.scale_base > limit:
+            raise PosEncError(
+                f"xpos: at {max_offset} positions from the center the decay overflows {dtype}: raise scale_base above "
+                f"{math.ceil(max_offset * steepest / limit)}, use bfloat16 instead of float16, or shorten the input"
+            )
