@@ -6,7 +6,6 @@ go into a shard of their own.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import shutil
@@ -22,12 +21,14 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from ..errors import PosEncError
 from ..patches import SchemePlan, init_scheme_weights, plan_schemes, register_variants, with_scheme
 from ..spec import PositionScheme
-from .drift import Drift, measure_checkpoint_drift
+from .drift import Drift, measure_drift
 from .files import atomic_directory, companion_files, resolve_output_dir
-from .shards import RotaryChange, Shard, rotary_feature_order
-from .source import Source
+from .shards import RotaryChange, rotary_feature_order
+from .source import Source, open_source
+from .weight_check import check_weights
 
-FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+MAX_PROBLEMS_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,31 +106,34 @@ def convert_checkpoint(
     if rotary_weights not in (None, *get_args(RotaryChange)):
         expected = ", ".join(get_args(RotaryChange))
         raise PosEncError(f"Unknown rotary_weights {rotary_weights!r}; expected one of {expected}")
-    checkpoint = Source.open(source, revision=revision, token=token)
+    checkpoint = open_source(source, revision=revision, token=token)
     target = resolve_output_dir(output_dir, checkpoint.directory, force)
-    config = with_scheme(copy.deepcopy(checkpoint.config), position_scheme)
+    config = with_scheme(checkpoint.config, position_scheme)
     config.record_base_model(source)
     register_variants(type(checkpoint.config))
+    # Schemes are sized by the config, so the files must agree with it before they are built.
+    problems = check_weights(checkpoint.config, checkpoint.tensors, base_only=True).problems
+    if problems:
+        raise PosEncError(f"The weights do not fit config.json: {'; '.join(problems[:MAX_PROBLEMS_SHOWN])}")
     plan = plan_schemes(checkpoint.architecture, config)
-    checkpoint.check_weights(plan.state.uses_stock_table)
     config.architectures = [f"PosEnc{name}" for name in checkpoint.config.architectures or []] or None
     dropped, row_orders = _dropped_tensors(checkpoint, plan), _row_orders(checkpoint, plan, rotary_weights)
     added = _scheme_tensors(checkpoint, plan, seed)
+    drift = None
     with atomic_directory(target, force) as directory:
         linked, rewritten = _write_weights(checkpoint, dropped, row_orders, added, directory)
         for path in companion_files(checkpoint.directory):
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(checkpoint.directory / path, directory / path)  # tokenizers write into their files in place
         config.save_pretrained(directory)
-        drift = None
         if drift_text is not None:
-            drift = measure_checkpoint_drift(checkpoint.directory, directory, Path(drift_text))
+            drift = measure_drift(checkpoint.directory, directory, Path(drift_text))
     return Conversion(
         output_dir=Path(output_dir).expanduser(),
         position_scheme=config.position_scheme,
-        dropped={name: checkpoint.tensors[name].numel for name in dropped},
+        dropped={name: checkpoint.tensors[name].numel() for name in dropped},
         added={name: tensor.numel() for name, tensor in added.items()},
-        kept={name: info.numel for name, info in checkpoint.tensors.items() if name not in dropped},
+        kept={name: tensor.numel() for name, tensor in checkpoint.tensors.items() if name not in dropped},
         linked_shards=tuple(linked),
         rewritten_shards=tuple(rewritten),
         drift=drift,
@@ -137,10 +141,15 @@ def convert_checkpoint(
 
 
 def _dropped_tensors(source: Source, plan: SchemePlan) -> set[str]:
-    table = source.architecture.table
-    if table is None or plan.state.uses_stock_table:
-        return set()
-    return {f"{source.prefix}{table}.weight"} & source.tensors.keys()
+    """The stock position table, unless the scheme uses it; then it must fit config.json."""
+    table = f"{source.prefix}{source.architecture.table}.weight"
+    if not plan.state.uses_stock_table:
+        return {table} & source.tensors.keys()
+    expected = (source.config.max_position_embeddings, source.config.hidden_size)
+    shape = tuple(source.tensors[table].shape) if table in source.tensors else None
+    if shape != expected:
+        raise PosEncError(f"{table} has shape {shape}, but config.json requires {expected}")
+    return set()
 
 
 def _row_orders(source: Source, plan: SchemePlan, change: RotaryChange | None) -> dict[str, list[int]]:
@@ -150,39 +159,40 @@ def _row_orders(source: Source, plan: SchemePlan, change: RotaryChange | None) -
     if source.architecture.rotary is None:
         raise PosEncError(f"rotary_weights={change!r} needs rotary features; {source.config.model_type} has none")
     shape = source.architecture.shape(source.config)
-    layout = change.rpartition("_")[2]
-    rotary_size = shape.head_size
+    layout, rotary_size = change.rpartition("_")[2], shape.head_size
     for scheme in plan.schemes:
         if scheme.acts_at("rotate"):
             if getattr(scheme.options, "layout", "halves") != layout:
                 required = f'{{"type": "rope", "layout": "{layout}"}}'
                 raise PosEncError(f"rotary_weights={change!r} needs the scheme {required}, got {scheme.name!r}")
             rotary_size = 2 * len(getattr(scheme, "frequencies", [])) or rotary_size
-    order = rotary_feature_order(change, shape.head_size, rotary_size)
-    suffixes = tuple(f".{name}.{kind}" for name in ("q_proj", "k_proj") for kind in ("weight", "bias"))
-    projections = {name: info for name, info in source.tensors.items() if name.endswith(suffixes)}
-    num_weights = sum(name.endswith(".weight") for name in projections)
-    for name, info in projections.items():
-        if info.shape[0] % shape.head_size or info.dtype not in FLOAT_DTYPES:
+    suffixes = ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")
+    projections = {name: tensor for name, tensor in source.tensors.items() if name.endswith(suffixes)}
+    for name, tensor in projections.items():
+        if tensor.shape[0] % shape.head_size or tensor.dtype not in FLOAT_DTYPES:
             raise PosEncError(f"rotary_weights={change!r} cannot reorder {name}: convert it before quantization")
+    num_weights = sum(name.endswith(".weight") for name in projections)
     if num_weights != 2 * shape.num_layers:
         raise PosEncError(
             f"rotary_weights={change!r} needs {2 * shape.num_layers} query and key weights, found {num_weights}"
         )
-    return dict.fromkeys(projections, order)
+    return dict.fromkeys(projections, rotary_feature_order(change, shape.head_size, rotary_size))
 
 
 @torch.no_grad()
 def _scheme_tensors(source: Source, plan: SchemePlan, seed: int) -> dict[str, torch.Tensor]:
-    """Initial parameters of the schemes, by their names in the checkpoint."""
-    architecture = source.architecture
+    """Initial parameters of the schemes, by their names in the checkpoint, in the dtype of most stock parameters."""
     modules: dict[str, nn.Module] = {}
     for number, scheme in enumerate(plan.schemes):
         modules[f"{source.prefix}position_scheme.{number}"] = scheme
+    layers, attention = f"{source.prefix}{source.architecture.layers}", source.architecture.self_attention
     for layer, layer_modules in plan.layer_modules.items():
-        path = f"{source.prefix}{architecture.layers}.{layer}.{architecture.self_attention}.position_scheme"
-        modules.update({f"{path}.{number}": module for number, module in layer_modules.items()})
-    dtype = _main_dtype(source)
+        for index, module in layer_modules.items():
+            modules[f"{layers}.{layer}.{attention}.position_scheme.{index}"] = module
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in source.tensors.values():
+        sizes[tensor.dtype] += tensor.numel()
+    dtype = next((dtype for dtype, _ in sizes.most_common() if dtype in FLOAT_DTYPES), torch.float32)
     tensors: dict[str, torch.Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -192,14 +202,6 @@ def _scheme_tensors(source: Source, plan: SchemePlan, seed: int) -> dict[str, to
             for name, tensor in module.state_dict().items():
                 tensors[f"{path}.{name}"] = tensor.to(dtype).contiguous()
     return tensors
-
-
-def _main_dtype(source: Source) -> torch.dtype:
-    """The floating-point dtype of most parameters."""
-    counts: Counter[str] = Counter()
-    for info in source.tensors.values():
-        counts[info.dtype] += info.numel
-    return next((FLOAT_DTYPES[dtype] for dtype, _ in counts.most_common() if dtype in FLOAT_DTYPES), torch.float32)
 
 
 def _write_weights(
@@ -212,10 +214,13 @@ def _write_weights(
     """Write the shards, and an index if there are several; returns the names of the linked and the rewritten ones."""
     shards = [shard for shard in source.shards if shard.tensors.keys() - dropped]
     num_shards = len(shards) + bool(added)
-    linked: list[str] = []
-    rewritten: list[str] = []
-    for number, shard in enumerate(shards, start=1):
-        name = _shard_name(number, num_shards)
+    names = [f"model-{number:05d}-of-{num_shards:05d}.safetensors" for number in range(1, num_shards + 1)]
+    if num_shards == 1:
+        names = [SAFE_WEIGHTS_NAME]
+    linked, rewritten = [], []
+    weight_map = dict.fromkeys(added, names[-1])
+    for name, shard in zip(names, shards, strict=False):  # the last name may be that of the scheme's shard
+        weight_map |= dict.fromkeys(shard.tensors.keys() - dropped, name)
         if shard.tensors.keys() & (dropped | row_orders.keys()):
             shard.rewrite(directory / name, dropped, row_orders)
             rewritten.append(name)
@@ -223,15 +228,10 @@ def _write_weights(
             shard.link_or_copy(directory / name)
             linked.append(name)
     if added:
-        save_file(added, directory / _shard_name(num_shards, num_shards), metadata={"format": "pt"})
-    written = [Shard.open(directory / _shard_name(number, num_shards)) for number in range(1, num_shards + 1)]
+        save_file(added, directory / names[-1], metadata={"format": "pt"})
     if num_shards > 1:
-        weight_map = {name: shard.path.name for shard in written for name in shard.tensors}
-        total_size = sum(info.nbytes for shard in written for info in shard.tensors.values())
-        index = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
+        tensors = {**source.tensors, **added}
+        metadata = {"total_size": sum(tensors[name].nbytes for name in weight_map)}
+        index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
         (directory / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return linked, rewritten
-
-
-def _shard_name(number: int, num_shards: int) -> str:
-    return SAFE_WEIGHTS_NAME if num_shards == 1 else f"model-{number:05d}-of-{num_shards:05d}.safetensors"

@@ -6,16 +6,15 @@ Also names the files that belong to a checkpoint.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
-import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from huggingface_hub.utils.sha import sha_fileobj
 from safetensors import SafetensorError
 
 from ..errors import PosEncError
@@ -48,13 +47,13 @@ RECOVERY_FILE = "recovery.json"
 LENGTH_CURVE_FILE = "length_curve.json"
 """Perplexity by sequence length, shown on the model card."""
 MANIFEST_FILE = "manifest.json"
-_CHECKPOINT_DIRECTORY = re.compile(r"checkpoint-(\d+)")
 
 
 def companion_files(directory: Path) -> list[Path]:
     """List the companion files of a checkpoint, as paths relative to its directory. Pickles are left out."""
     matches = {path for pattern in COMPANION_FILES for path in directory.glob(pattern) if path.is_file()}
-    return sorted(path.relative_to(directory) for path in matches if path.suffix not in PICKLE_SUFFIXES)
+    excluded = (*PICKLE_SUFFIXES, ".npy", ".npz")  # arrays may contain pickles
+    return sorted(path.relative_to(directory) for path in matches if path.suffix not in excluded)
 
 
 def list_pickles(directory: Path) -> list[str]:
@@ -65,8 +64,8 @@ def list_pickles(directory: Path) -> list[str]:
 
 def list_checkpoints(directory: Path) -> list[Path]:
     """List the `checkpoint-N` directories of a training run, newest first."""
-    matches = directory.glob("checkpoint-*")
-    checkpoints = [path for path in matches if path.is_dir() and _CHECKPOINT_DIRECTORY.fullmatch(path.name)]
+    matches = [path for path in directory.glob("checkpoint-*") if path.is_dir()]
+    checkpoints = [path for path in matches if path.name.removeprefix("checkpoint-").isdecimal()]
     return sorted(checkpoints, key=checkpoint_step, reverse=True)
 
 
@@ -94,59 +93,48 @@ def is_out_of_space(error: BaseException) -> bool:
 def resolve_output_dir(output_dir: str | Path, source: Path, force: bool) -> Path:
     """Resolve an output directory, links included, or raise `PosEncError` if it may not be written."""
     try:
-        target, source, working_dir = Path(output_dir).expanduser().resolve(), source.resolve(), Path.cwd()
-        if target == source or source in target.parents or target in source.parents:
-            raise PosEncError(f"The output directory {output_dir} overlaps with the source {source}: choose another")
-        if target == working_dir or target in working_dir.parents:
-            raise PosEncError(f"The output directory {output_dir} contains the working directory: choose another")
-        if not target.exists():
+        target, source = Path(output_dir).expanduser().resolve(), source.resolve()
+        if target.is_relative_to(source) or source.is_relative_to(target):
+            problem = f"overlaps with the source {source}: choose another"
+        elif Path.cwd().is_relative_to(target):
+            problem = "contains the working directory: choose another"
+        elif target.exists() and not target.is_dir():
+            problem = "is a file: choose a directory"
+        elif os.path.ismount(target):
+            problem = "is a mount point: choose a directory inside it"
+        elif target.exists() and any(target.iterdir()) and not force:
+            problem = "is not empty: choose another, or use force=True (--force)"
+        else:
             return target
-        if not target.is_dir():
-            raise PosEncError(f"The output directory {output_dir} is a file: choose a directory")
-        if os.path.ismount(target):
-            raise PosEncError(f"The output directory {output_dir} is a mount point: choose a directory inside it")
-        if any(target.iterdir()) and not force:
-            raise PosEncError(
-                f"The output directory {output_dir} is not empty: choose another, or use force=True (--force)"
-            )
-        return target
     except (OSError, RuntimeError) as error:  # a link loop, a name that is too long, an unknown home directory
-        raise PosEncError(f"The output directory {output_dir} cannot be written: {error}") from error
+        problem = f"cannot be written: {error}"
+    raise PosEncError(f"The output directory {output_dir} {problem}")
 
 
 @contextmanager
 def atomic_directory(target: Path, force: bool) -> Iterator[Path]:
     """Yield a temporary directory that becomes `target` on success and is removed on any error."""
     created_parents = [parent for parent in target.parents if not parent.exists()]
+    directory = _temporary_sibling(target, "partial")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        directory = _temporary_sibling(target, "partial")
-        try:
-            directory.chmod(0o777 & ~_umask())
-            yield directory
-            _flush(directory)
-            _move_into_place(directory, target, force)
-            created_parents = []
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        yield directory
+        _flush(directory)
+        _move_into_place(directory, target, force)
+        created_parents = []
     except (OSError, SafetensorError) as error:
         if is_out_of_space(error):
             raise PosEncError(f"No space left on the disk of {target}; nothing was written") from error
         raise PosEncError(f"Could not write {target}, and removed what had been written: {error}") from error
     finally:
+        shutil.rmtree(directory, ignore_errors=True)
         for parent in created_parents:
             with suppress(OSError):  # another process has put files there in the meantime
                 parent.rmdir()
 
 
 def _temporary_sibling(target: Path, purpose: str) -> Path:
-    return Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", suffix=f".{purpose}", dir=target.parent))
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value
+    return target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.{purpose}")
 
 
 def _flush(directory: Path) -> None:
@@ -156,19 +144,14 @@ def _flush(directory: Path) -> None:
 
 
 def _move_into_place(directory: Path, target: Path, force: bool) -> None:
-    if not (force and target.exists()):
-        directory.replace(target)  # replaces an empty directory, but fails if it has been filled in the meantime
-        return
     previous = _temporary_sibling(target, "replaced")
-    try:
+    if force and target.exists():
         target.replace(previous)
-    except BaseException:
-        previous.rmdir()
-        raise
     try:
-        directory.replace(target)
+        directory.replace(target)  # replaces an empty directory, but fails if it has been filled in the meantime
     except BaseException:
-        previous.replace(target)
+        if previous.exists():
+            previous.replace(target)
         raise
     shutil.rmtree(previous, ignore_errors=True)
 
@@ -177,10 +160,8 @@ def write_manifest(directory: Path) -> None:
     """List all files of a directory in manifest.json, with sizes and checksums, and flush them to disk."""
     files = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
     entries = {name: {"size": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()}
-    manifest = directory / MANIFEST_FILE
-    manifest.write_text(json.dumps(entries, indent=1), encoding="utf-8")
-    for path in (*files.values(), manifest, directory):
-        fsync(path)
+    (directory / MANIFEST_FILE).write_text(json.dumps(entries, indent=1), encoding="utf-8")
+    _flush(directory)
 
 
 def verify_manifest(directory: Path) -> str | None:
@@ -202,8 +183,5 @@ def verify_manifest(directory: Path) -> str | None:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+        return sha_fileobj(file).hex()

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from transformers.utils import CONFIG_NAME
+
 from ..config import VariantConfig
 from ..errors import PosEncError
 from ..patches import ARCHITECTURES, Explanation
@@ -14,7 +16,7 @@ from ..spec import PositionScheme
 from ..validation import truncate_repr
 from .files import MANIFEST_FILE, RUN_STATE_FILE, list_checkpoints, list_pickles, verify_manifest
 from .shards import read_shards
-from .source import read_config, read_config_fields, read_json_object
+from .source import read_config, read_json_object
 from .weight_check import check_weights, is_scheme_parameter
 
 
@@ -98,17 +100,19 @@ def inspect_checkpoint(directory: str | Path) -> Inspection:
     directory = Path(directory).expanduser()
     if not directory.is_dir():
         raise PosEncError(f"{directory} is not a directory; expected a checkpoint or the output of a training run")
-    run = _read_run(directory)
-    has_config = (directory / "config.json").is_file()
-    if run is None and not has_config:
+    has_run, has_config = ((directory / name).is_file() for name in (RUN_STATE_FILE, CONFIG_NAME))
+    if not (has_run or has_config):
         raise PosEncError(
-            f"{directory} has neither config.json nor {RUN_STATE_FILE}: it is not a checkpoint or a training run"
+            f"{directory} has neither {CONFIG_NAME} nor {RUN_STATE_FILE}: it is not a checkpoint or a training run"
         )
-    result = Inspection(directory, "stock" if run is None else "run", run=run)
-    if run is not None:
-        result.problems += [f"{name}: {problem}" for name, problem in run.checkpoints.items() if problem is not None]
-        if run.latest_valid_checkpoint is not None:
-            result.weights_directory = directory / run.latest_valid_checkpoint
+    result = Inspection(directory, "run" if has_run else "stock")
+    if has_run:
+        finished = read_json_object(directory / RUN_STATE_FILE).get("finished") is True
+        checkpoints = {path.name: verify_manifest(path) for path in list_checkpoints(directory)}
+        latest = next((name for name, problem in checkpoints.items() if problem is None), None)
+        result.run = TrainingRun(finished, checkpoints, latest)
+        result.problems += [f"{name}: {problem}" for name, problem in checkpoints.items() if problem is not None]
+        result.weights_directory = None if latest is None else directory / latest
     if has_config:
         result.weights_directory = directory
     result.warnings += [f"{name} looks like a pickle; it is never read" for name in list_pickles(directory)]
@@ -117,29 +121,19 @@ def inspect_checkpoint(directory: str | Path) -> Inspection:
     return result
 
 
-def _read_run(directory: Path) -> TrainingRun | None:
-    if not (directory / RUN_STATE_FILE).is_file():
-        return None
-    finished = read_json_object(directory / RUN_STATE_FILE).get("finished") is True
-    checkpoints = {path.name: verify_manifest(path) for path in list_checkpoints(directory)}
-    valid = (name for name, problem in checkpoints.items() if problem is None)
-    return TrainingRun(finished, checkpoints, next(valid, None))
-
-
 def _inspect_weights(result: Inspection, directory: Path) -> None:
-    model_type = read_config_fields(directory)["model_type"]
     config = read_config(directory)
     if isinstance(config, VariantConfig):
         result.position_scheme = config.position_scheme
         result.base_model = None if config.base_model is None else truncate_repr(config.base_model, str)
         result.kind = "variant" if result.kind == "stock" else result.kind
-    elif model_type not in ARCHITECTURES:
+    elif config.model_type not in ARCHITECTURES:
         raise PosEncError(
-            f"{directory} has the unsupported model type {truncate_repr(model_type)}; expected a variant or one of "
-            f"{sorted(ARCHITECTURES)}"
+            f"{directory} has the unsupported model type {truncate_repr(config.model_type)}; expected a variant or one "
+            f"of {sorted(ARCHITECTURES)}"
         )
     names = config.architectures if isinstance(config.architectures, list) else []
-    result.architecture = truncate_repr(names[0] if names else model_type, str)
+    result.architecture = truncate_repr(names[0] if names else config.model_type, str)
     if (directory / MANIFEST_FILE).is_file():
         problem = verify_manifest(directory)
         result.manifest_verified = problem is None
@@ -149,10 +143,10 @@ def _inspect_weights(result: Inspection, directory: Path) -> None:
     except PosEncError as error:
         result.problems.append(str(error))
         return
-    tensors = {name: info for shard in shards for name, info in shard.tensors.items()}
+    tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
     result.shards = {shard.path.name: shard.path.stat().st_size for shard in shards}
-    result.num_parameters = sum(info.numel for info in tensors.values())
-    result.num_scheme_parameters = sum(info.numel for name, info in tensors.items() if is_scheme_parameter(name))
+    result.num_parameters = sum(tensor.numel() for tensor in tensors.values())
+    result.num_scheme_parameters = sum(tensors[name].numel() for name in tensors if is_scheme_parameter(name))
     report = check_weights(config, tensors)
     result.explanation = report.explanation
     result.problems += report.problems

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
-import re
 import shutil
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from transformers.modeling_utils import str_to_torch_dtype
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..errors import PosEncError
@@ -27,28 +26,11 @@ RotaryChange = Literal["interleaved_to_halves", "halves_to_interleaved"]
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorInfo:
-    """The dtype, as safetensors names it (such as BF16), and the shape of a stored tensor."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        bits = re.match(r"[A-Z]+(\d+)", self.dtype)  # BOOL has no number
-        return self.numel * (int(bits[1]) if bits else 8) // 8
-
-
-@dataclasses.dataclass(frozen=True)
 class Shard:
-    """A valid safetensors file: its tensors by name, without their data, and its metadata."""
+    """A valid safetensors file: its tensors by name, on the meta device, and its metadata."""
 
     path: Path
-    tensors: dict[str, TensorInfo]
+    tensors: dict[str, torch.Tensor]
     metadata: dict[str, str]
 
     @classmethod
@@ -56,10 +38,14 @@ class Shard:
         """Read the header of a file. Raises `PosEncError` if the file is missing, damaged or incomplete."""
         if not path.is_file():
             raise PosEncError(f"{path} is missing" if not path.exists() else f"{path} is not a file")
+        tensors = {}
         try:
             with safe_open(path, framework="pt") as file:
-                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                tensors = {name: TensorInfo(it.get_dtype(), tuple(it.get_shape())) for name, it in slices.items()}
+                for name in file.keys():  # noqa: SIM118
+                    header = file.get_slice(name)
+                    # Quantized formats such as F4 are not in the table; their shapes are enough to link or list them.
+                    dtype = str_to_torch_dtype.get(header.get_dtype(), torch.uint8)
+                    tensors[name] = torch.empty(header.get_shape(), dtype=dtype, device="meta")
                 return cls(path, tensors, file.metadata() or {})
         except (SafetensorError, OSError) as error:
             raise PosEncError(f"{path} is damaged, incomplete or not a safetensors file: {error}") from error
@@ -85,18 +71,13 @@ def read_shards(directory: Path) -> tuple[Shard, ...]:
     if (directory / SAFE_WEIGHTS_NAME).is_file():  # transformers also prefers the single file if both exist
         return (Shard.open(directory / SAFE_WEIGHTS_NAME),)
     index_path = directory / SAFE_WEIGHTS_INDEX_NAME
-    if index_path.is_file():
-        return _read_indexed_shards(index_path)
-    pickles = list_pickles(directory)
-    warning = f" Found {pickles[0]}, a pickle, which can run arbitrary code when loaded." if pickles else ""
-    raise PosEncError(
-        f"{directory} has no {SAFE_WEIGHTS_NAME}; only safetensors are supported.{warning} If you trust it, load it "
-        "and save it again with save_pretrained"
-    )
-
-
-def _read_indexed_shards(index_path: Path) -> tuple[Shard, ...]:
-    directory = index_path.parent
+    if not index_path.is_file():
+        pickles = list_pickles(directory)
+        warning = f" Found {pickles[0]}, a pickle, which can run arbitrary code when loaded." if pickles else ""
+        raise PosEncError(
+            f"{directory} has no {SAFE_WEIGHTS_NAME}; only safetensors are supported.{warning} If you trust it, load "
+            "it and save it again with save_pretrained"
+        )
     try:
         weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
         files = sorted(set(weight_map.values()))
@@ -111,13 +92,10 @@ def _read_indexed_shards(index_path: Path) -> tuple[Shard, ...]:
     return tuple(shards.values())
 
 
-def rotary_feature_order(change: RotaryChange, head_size: int, rotary_size: int | None = None) -> list[int]:
+def rotary_feature_order(change: RotaryChange, head_size: int, rotary_size: int) -> list[int]:
     """For each feature of a head, its index before the change. A partial rotation moves the first `rotary_size`."""
-    rotary_size = head_size if rotary_size is None else rotary_size
     if rotary_size % 2 or not 0 < rotary_size <= head_size:
         raise PosEncError(f"Rotary features come in pairs: cannot reorder {rotary_size} of {head_size} features")
-    if change not in get_args(RotaryChange):
-        raise PosEncError(f"Unknown rotary change {change!r}; expected one of {', '.join(get_args(RotaryChange))}")
     order = [*range(0, rotary_size, 2), *range(1, rotary_size, 2)]
     if change == "halves_to_interleaved":
         order = [order.index(feature) for feature in range(rotary_size)]

@@ -5,15 +5,16 @@ Nothing in a checkpoint is executed, and sizes are compared with the weight file
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import errors, snapshot_download
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import CONFIG_NAME, cached_file
@@ -22,7 +23,6 @@ from ..config import BASE_MODEL_KEY, VariantConfig
 from ..errors import PosEncError
 from ..model_types import VARIANT_PREFIX
 from ..patches import ARCHITECTURES, Architecture
-from ..patches.compat import set_attn_implementation
 from ..validation import (
     MAX_CONFIG_DEPTH,
     MAX_CONFIG_STRING,
@@ -32,11 +32,9 @@ from ..validation import (
     truncate_repr,
 )
 from .files import COMPANION_FILES, WEIGHT_FILES
-from .shards import Shard, TensorInfo, read_shards
-from .weight_check import check_weights, count_layers, has_stock_head
+from .shards import Shard, read_shards
 
 MAX_JSON_BYTES = 64 * 2**20
-MAX_PROBLEMS_SHOWN = 3
 _LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN to a valid token from https://huggingface.co/settings/tokens."
 _ADVICE = {
     401: _LOG_IN,
@@ -68,21 +66,6 @@ def translate_hub_errors(repo: str) -> Iterator[None]:
             f"{error} Nothing was committed. Push again: files already uploaded are not sent twice. "
             f"Cause: {error.__cause__ or error}"
         ) from error
-
-
-def _download(source: str | Path, revision: str | None, token: str | bool | None) -> Path:
-    """The directory of a checkpoint. From a Hub id, only safetensors, the config and companion files are fetched."""
-    try:
-        directory = Path(source).expanduser()
-    except RuntimeError as error:  # an unknown home directory
-        raise PosEncError(f"{source} cannot be read: {error}") from error
-    if directory.is_dir():
-        return directory
-    if directory.exists() or str(source).startswith((".", "/", "~")) or str(source).count("/") > 1:
-        raise PosEncError(f"{source} is not a directory; expected a checkpoint directory or a Hub id (user/model)")
-    with translate_hub_errors(str(source)):
-        patterns = [*WEIGHT_FILES, *COMPANION_FILES]
-        return Path(snapshot_download(str(source), revision=revision, token=token, allow_patterns=patterns))
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -138,21 +121,10 @@ class Source:
     architecture: Architecture
     shards: tuple[Shard, ...]
 
-    @classmethod
-    def open(cls, source: str | Path, revision: str | None = None, token: str | bool | None = None) -> Source:
-        """Open a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
-        try:
-            directory = _download(source, revision, token)
-            config = _read_stock_config(directory, source)
-            checkpoint = cls(directory, config, ARCHITECTURES[config.model_type], read_shards(directory))
-        except OSError as error:
-            raise PosEncError(f"{source} cannot be read: {error}") from error
-        checkpoint._check_sizes()
-        return checkpoint
-
     @cached_property
-    def tensors(self) -> dict[str, TensorInfo]:
-        return {name: info for shard in self.shards for name, info in shard.tensors.items()}
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors, on the meta device."""
+        return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
 
     @cached_property
     def prefix(self) -> str:
@@ -160,41 +132,35 @@ class Source:
         prefix = self.architecture.base.base_model_prefix + "."
         return prefix if any(name.startswith(prefix) for name in self.tensors) else ""
 
-    def _check_sizes(self) -> None:
-        """New tensors are sized by the config: the files must agree with it before memory is allocated."""
-        width, num_layers = self.config.hidden_size, count_layers(self.architecture, self.tensors)
-        if self.config.num_hidden_layers > num_layers:
+
+def open_source(source: str | Path, revision: str | None = None, token: str | bool | None = None) -> Source:
+    """Open a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
+    try:
+        directory = Path(os.path.expanduser(source))
+        if not directory.is_dir():
+            if directory.exists() or str(source).startswith((".", "/", "~")) or str(source).count("/") > 1:
+                raise PosEncError(f"{source} is not a directory; expected a checkpoint directory or a Hub id")
+            with translate_hub_errors(str(source)):
+                patterns = [*WEIGHT_FILES, *COMPANION_FILES]
+                directory = Path(
+                    snapshot_download(str(source), revision=revision, token=token, allow_patterns=patterns)
+                )
+        fields = read_config_fields(directory)
+        model_type = fields["model_type"]
+        if model_type.startswith(VARIANT_PREFIX):
+            scheme = truncate_repr(fields.get("position_scheme"), json.dumps)
+            base_model = truncate_repr(fields.get(BASE_MODEL_KEY, "the original checkpoint"), str)
             raise PosEncError(
-                f"config.json has {self.config.num_hidden_layers} layers, but the weights have {num_layers}"
+                f"{source} is already a variant, with position scheme {scheme}. Convert {base_model} instead"
             )
-        if not any(width in info.shape for info in self.tensors.values()):
-            raise PosEncError(f"config.json has a hidden size of {width:,}, but no tensor of the weights does")
-
-    def check_weights(self, uses_stock_table: bool) -> None:
-        """Check that the weights fit the config, except for the head and a position table that is dropped."""
-        config = copy.deepcopy(self.config)
-        set_attn_implementation(config, "eager")  # nothing is computed, so no kernel has to be installed
-        if not has_stock_head(config, self.architecture):
-            config.architectures = None
-        dropped_table = None if uses_stock_table else f"{self.architecture.table}.weight"
-        problems = check_weights(config, self.tensors, include=lambda name: name != dropped_table).problems
-        if problems:
-            raise PosEncError(f"The weights do not fit config.json: {'; '.join(problems[:MAX_PROBLEMS_SHOWN])}")
-
-
-def _read_stock_config(directory: Path, source: str | Path) -> PreTrainedConfig:
-    fields = read_config_fields(directory)
-    model_type = fields["model_type"]
-    if model_type.startswith(VARIANT_PREFIX):
-        scheme = truncate_repr(fields.get("position_scheme"), json.dumps)
-        base_model = truncate_repr(fields[BASE_MODEL_KEY]) if BASE_MODEL_KEY in fields else "the original checkpoint"
-        raise PosEncError(f"{source} is already a variant, with position scheme {scheme}. Convert {base_model} instead")
-    if model_type not in ARCHITECTURES:
-        raise PosEncError(f"{source} is a {truncate_repr(model_type)} model; supported are {sorted(ARCHITECTURES)}")
-    config = read_config(directory)
-    if isinstance(config, VariantConfig):  # BERT's position_embedding_type of transformers 4
-        raise PosEncError(
-            f"{source} uses relative positions of transformers 4. Load it with from_pretrained and save it with "
-            "save_pretrained, which makes it a 'shaw' variant"
-        )
-    return config
+        if model_type not in ARCHITECTURES:
+            raise PosEncError(f"{source} is a {truncate_repr(model_type)} model; supported are {sorted(ARCHITECTURES)}")
+        config = read_config(directory)
+        if isinstance(config, VariantConfig):  # BERT's position_embedding_type of transformers 4
+            raise PosEncError(
+                f"{source} uses relative positions of transformers 4. Load it with from_pretrained and save it with "
+                "save_pretrained, which makes it a 'shaw' variant"
+            )
+        return Source(directory, config, ARCHITECTURES[model_type], read_shards(directory))
+    except OSError as error:
+        raise PosEncError(f"{source} cannot be read: {error}") from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -14,17 +15,9 @@ from transformers.utils import logging
 
 from ..config import VariantConfig
 from ..errors import PosEncError
-from ..patches import (
-    ARCHITECTURES,
-    LEGACY_PARAMETER,
-    LEGACY_TABLE,
-    Architecture,
-    Explanation,
-    build_explanation,
-)
-from ..patches.compat import ModelHooks
+from ..patches import ARCHITECTURES, LEGACY_PARAMETER, LEGACY_TABLE, Architecture, Explanation, build_explanation
+from ..patches.compat import ModelHooks, set_attn_implementation
 from ..validation import truncate_repr
-from .shards import TensorInfo
 
 RENAMED_PARAMETERS = (
     (LEGACY_TABLE, LEGACY_PARAMETER),
@@ -52,38 +45,43 @@ def is_scheme_parameter(name: str) -> bool:
 
 
 def check_weights(
-    config: PreTrainedConfig, tensors: Mapping[str, TensorInfo], include: Callable[[str], bool] | None = None
+    config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor], base_only: bool = False
 ) -> WeightReport:
-    """Compare tensors with a config's model; with `include`, only those base-model tensors that it accepts."""
-    stock_type = config.stock_class.model_type if isinstance(config, VariantConfig) else config.model_type
-    architecture = ARCHITECTURES[stock_type]
-    num_layers = count_layers(architecture, tensors)
+    """Compare tensors with a config's model; with `base_only`, neither its head nor its position table."""
+    architecture = ARCHITECTURES[
+        config.stock_class.model_type if isinstance(config, VariantConfig) else config.model_type
+    ]
+    layer = re.compile(rf"(?:^|\.){re.escape(architecture.layers)}\.(\d{{1,9}})\.")
+    num_layers = 1 + max((int(match[1]) for name in tensors if (match := layer.search(name))), default=-1)
     if config.num_hidden_layers > num_layers:
         problem = f"config.json has {config.num_hidden_layers} layers, but the weights have {num_layers}"
         return WeightReport(problems=[problem])
-    model = build_meta_model(config, architecture)
-    explanation = build_explanation(model)
+    model = _build_meta_model(config, architecture, base_only)
+    report = WeightReport(build_explanation(model))
     if getattr(config, "quantization_config", None):
-        return WeightReport(explanation, warnings=["quantized weights: completeness was not checked"])
+        report.warnings.append("quantized weights: completeness was not checked")
+        return report
     # Names are compared as the base model has them: transformers loads checkpoints with and without a head alike.
     prefix = architecture.base.base_model_prefix + "."
-    expected = {name.removeprefix(prefix): tuple(value.shape) for name, value in model.state_dict().items()}
-    stored = {name.removeprefix(prefix): info.shape for name, info in _current_names(tensors).items()}
+    expected = {name.removeprefix(prefix): value.shape for name, value in model.state_dict().items()}
+    stored = {name.removeprefix(prefix): value.shape for name, value in _current_names(tensors).items()}
     tied = [{name.removeprefix(prefix) for name in pair} for pair in model.all_tied_weights_keys.items()]
     available = set(stored).union(*(pair for pair in tied if pair & set(stored)))
-    if include is not None:
-        base_names = {name.removeprefix(prefix) for name in model.base_model.state_dict()}
-        expected = {name: shape for name, shape in expected.items() if name in base_names and include(name)}
+    if base_only:
+        compared = {name.removeprefix(prefix) for name in model.base_model.state_dict()} - {
+            f"{architecture.table}.weight"
+        }
+        expected = {name: shape for name, shape in expected.items() if name in compared}
     ignored_missing, ignored_unexpected = ModelHooks.ignored_on_load(model)
     absent = _not_matching(set(expected) - available, ignored_missing)
     missing = [name for name in absent if not name.startswith(POOLER)]
     unexpected = _not_matching(set(stored) - set(expected), ignored_unexpected)
-    report = WeightReport(explanation)
     if missing:
         report.problems.append(f"{len(missing)} tensors are missing: {_shorten(missing)}")
     for name in sorted(set(expected) & set(stored)):
         if expected[name] != stored[name]:
-            report.problems.append(f"{name} has shape {stored[name]}, but config.json requires {expected[name]}")
+            shapes = f"shape {tuple(stored[name])}, but config.json requires {tuple(expected[name])}"
+            report.problems.append(f"{name} has {shapes}")
     if unexpected:
         report.warnings.append(f"{len(unexpected)} unexpected tensors: {_shorten(unexpected)}")
     if missing != absent:
@@ -91,31 +89,21 @@ def check_weights(
     return report
 
 
-def count_layers(architecture: Architecture, tensor_names: Iterable[str]) -> int:
-    """The number of layers that tensor names refer to."""
-    pattern = re.compile(rf"(?:^|\.){re.escape(architecture.layers)}\.(\d{{1,9}})\.")
-    return 1 + max((int(match[1]) for name in tensor_names if (match := pattern.search(name))), default=-1)
-
-
-def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[PreTrainedModel] | None:
-    """The stock class that the config names, or None if it is not one of the family."""
+def _build_meta_model(config: PreTrainedConfig, architecture: Architecture, base_only: bool) -> PreTrainedModel:
+    """Build the stock class that a config names on the meta device. A base model will do for `base_only`."""
     names = config.architectures if isinstance(config.architectures, list) else []
     name = str(names[0]).removeprefix("PosEnc") if names else architecture.base.__name__
-    cls = getattr(sys.modules[architecture.family.__module__], name, None)
-    return cls if isinstance(cls, type) and issubclass(cls, architecture.family) else None
-
-
-def has_stock_head(config: PreTrainedConfig, architecture: Architecture) -> bool:
-    """Whether the config names a model class of transformers."""
-    return _model_class(config, architecture) is not None
-
-
-def build_meta_model(config: PreTrainedConfig, architecture: Architecture) -> PreTrainedModel:
-    """Build the config's model on the meta device, without weights."""
-    model_class = _model_class(config, architecture)
-    if model_class is None:
-        name = truncate_repr((config.architectures or [None])[0])
-        raise PosEncError(f"config.json names the architecture {name}, which is not a {architecture.model_type} model")
+    model_class = getattr(sys.modules[architecture.family.__module__], name, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, architecture.family)):
+        if not base_only:
+            raise PosEncError(
+                f"config.json names the architecture {truncate_repr(names[0])}, which is not a "
+                f"{architecture.model_type} model"
+            )
+        model_class = architecture.base
+    if base_only:
+        config = copy.deepcopy(config)
+        set_attn_implementation(config, "eager")  # nothing is computed, so no kernel has to be installed
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -129,14 +117,14 @@ def build_meta_model(config: PreTrainedConfig, architecture: Architecture) -> Pr
         logging.set_verbosity(verbosity)
 
 
-def _current_names(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+def _current_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors under the names that the model has today, without LoRA adapters."""
     renamed = {}
-    for name, info in tensors.items():
+    for name, tensor in tensors.items():
         if ".lora_" not in name:
             for pattern, replacement in RENAMED_PARAMETERS:
                 name = re.sub(pattern, replacement, name)
-            renamed[name.replace(".base_layer.", ".")] = info
+            renamed[name.replace(".base_layer.", ".")] = tensor
     return renamed
 
 

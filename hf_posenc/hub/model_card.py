@@ -63,7 +63,7 @@ class CardContent:
     def tensors(self) -> dict[str, int]:
         """Parameter counts by tensor name."""
         shards = read_shards(self.directory)
-        return {name: info.numel for shard in shards for name, info in shard.tensors.items()}
+        return {name: tensor.numel() for shard in shards for name, tensor in shard.tensors.items()}
 
     @property
     def architecture(self) -> Architecture:

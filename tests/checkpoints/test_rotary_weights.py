@@ -25,7 +25,7 @@ def compute_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def reorder_rotary(weight: torch.Tensor, change: RotaryChange, head_size: int, rotary_size: int | None = None) -> Any:
-    return reorder_rows(weight, rotary_feature_order(change, head_size, rotary_size))
+    return reorder_rows(weight, rotary_feature_order(change, head_size, rotary_size or head_size))
 
 
 @pytest.mark.parametrize("rotary_size", [None, 4])
@@ -37,11 +37,9 @@ def test_reordering_can_be_undone(rotary_size: int | None) -> None:
 
 
 def test_feature_order() -> None:
-    assert rotary_feature_order("interleaved_to_halves", 6) == [0, 2, 4, 1, 3, 5]
+    assert rotary_feature_order("interleaved_to_halves", 6, 6) == [0, 2, 4, 1, 3, 5]
     with pytest.raises(PosEncError, match="pairs"):
-        rotary_feature_order("interleaved_to_halves", 7)
-    with pytest.raises(PosEncError, match="'backwards'"):
-        rotary_feature_order("backwards", 8)  # type: ignore[arg-type]
+        rotary_feature_order("interleaved_to_halves", 7, 7)
 
 
 @pytest.mark.parametrize("max_shard_size", ["20KB", "5GB"])
