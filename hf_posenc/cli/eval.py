@@ -83,14 +83,14 @@ def evaluate(
         from ..evaluation import METRICS, check_writable
         from ..evaluation import evaluate as run
         from ..plots.evaluation import save_evaluation_figures
-        from ..plots.style import create_figure_directory, new_figure
+        from ..plots.style import new_figure
 
         selected = list(METRICS) if metrics == "all" else _split(metrics)
         if csv is not None:
             check_writable(csv)
         if plots is not None:
             new_figure(1, 1)  # fails if matplotlib is missing
-            create_figure_directory(plots)
+            check_writable(plots / "length_curve.png")
         if save_length_curve and (len(models) != 1 or not Path(models[0]).is_dir() or "perplexity" not in selected):
             raise PosEncError("--save-length-curve requires one model directory and the metric perplexity")
         options = {name: value for name, value in context.params.items() if name not in COMMAND_LINE_ONLY}

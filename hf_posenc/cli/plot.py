@@ -78,7 +78,7 @@ def plot(
         from .. import analysis, plots
 
         if out is not None:
-            plots.check_figure_path(out)
+            plots.style.check_figure_path(out)
         text = None if model is None or data is None else partial(analysis.tokenize_file, model, data, rows=rows)
         if KINDS[kind].on_text and text is None:
             raise PosEncError(f"{kind} is measured on a text: give --model and --data")

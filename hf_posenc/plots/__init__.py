@@ -3,12 +3,18 @@
 Needs matplotlib: pip install hf_posenc[plots]
 """
 
-from __future__ import annotations
-
-from .attention import attention_by_distance, bias_by_distance, relative_buckets, rotary_decay, rotary_frequencies
-from .embeddings import feature_ranges, position_embeddings, separability, token_clusters
-from .style import check_figure_path, save_figure
+from .analysis import (
+    attention_by_distance,
+    bias_by_distance,
+    feature_ranges,
+    position_embeddings,
+    relative_buckets,
+    rotary_decay,
+    rotary_frequencies,
+    separability,
+    token_clusters,
+)
+from .style import save_figure
 
 __all__ = ["attention_by_distance", "bias_by_distance", "relative_buckets", "rotary_decay", "rotary_frequencies"]
-__all__ += ["feature_ranges", "position_embeddings", "separability", "token_clusters"]
-__all__ += ["check_figure_path", "save_figure"]
+__all__ += ["feature_ranges", "position_embeddings", "save_figure", "separability", "token_clusters"]

@@ -58,18 +58,28 @@ def color(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
+def marker(index: int) -> str:
+    """The marker of the series with this index."""
+    return MARKERS[index % len(MARKERS)]
+
+
 def line_style(index: int) -> LineStyle:
     """Color and dash pattern of a line; the first 32 are distinct, and neighbors differ in both."""
     return {"color": color(index), "linestyle": LINE_STYLES[(index + index // len(COLORS)) % len(LINE_STYLES)]}
 
 
 def draw_heatmap(
-    axes: Axes, matrix: np.ndarray, label: str, cmap: str = SEQUENTIAL_CMAP, vmax: float | None = None
+    axes: Axes,
+    matrix: np.ndarray,
+    label: str,
+    cmap: str = SEQUENTIAL_CMAP,
+    limits: tuple[float, float] | None = None,
+    extend: str = "neither",
 ) -> None:
-    """Draw a heat map with a color bar, starting at zero if `vmax` is given."""
-    vmin = None if vmax is None else 0.0
+    """Draw a heat map with a color bar, by default from the lowest to the highest value."""
+    vmin, vmax = limits or (None, None)
     image = axes.imshow(matrix, cmap=cmap, vmin=vmin, vmax=vmax, aspect="auto", interpolation="nearest")
-    axes.figure.colorbar(image, ax=axes, label=label)
+    axes.figure.colorbar(image, ax=axes, label=label, extend=extend)
 
 
 def draw_diverging(axes: Axes, matrix: np.ndarray, label: str) -> None:
@@ -78,8 +88,8 @@ def draw_diverging(axes: Axes, matrix: np.ndarray, label: str) -> None:
     limit, clipped = magnitudes[-1] or 1.0, magnitudes[int(CLIP_QUANTILE * (len(magnitudes) - 1))]
     if 0 < OUTLIER_RATIO * clipped < limit:
         limit = clipped
-    image = axes.imshow(matrix, cmap=DIVERGING_CMAP, vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
-    axes.figure.colorbar(image, ax=axes, label=label, extend="both" if limit < magnitudes[-1] else "neither")
+    extend = "both" if limit < magnitudes[-1] else "neither"
+    draw_heatmap(axes, matrix, label, DIVERGING_CMAP, (-limit, limit), extend)
 
 
 def draw_heads(
@@ -89,8 +99,9 @@ def draw_heads(
     num_layers, num_heads = shares[0].shape[:2]
     columns = 1 if len(shares) == 1 else 3
     figure, panels = subplots(1, columns, 4.6 * columns, max(3.4, 2.2 + 0.09 * num_layers * num_heads))
+    highest = max(float(share.max()) for share in shares)
     for axes, name, share in zip(panels, names, shares, strict=False):
-        draw_heatmap(axes, share.flatten(0, 1).numpy(), label, vmax=max(float(each.max()) for each in shares))
+        draw_heatmap(axes, share.flatten(0, 1).numpy(), label, limits=(0.0, highest))
         axes.set_title(name)
     if len(shares) == 2:
         draw_diverging(panels[2], (shares[1] - shares[0]).flatten(0, 1).numpy(), f"change of {label}")
@@ -127,30 +138,10 @@ def legend_below(axes: Axes, columns: int = 1) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), fontsize=8, ncols=columns, frameon=False)
 
 
-def check_figure_path(path: str | Path) -> Path:
-    """Raise PosEncError if no figure can be written to `path`; call it before measuring anything.
-
-    Args:
-        path: Output file.
-
-    Returns:
-        The path.
-
-    Raises:
-        PosEncError: If the extension is not .png, .svg or .pdf.
-    """
-    path = Path(path)
-    if path.suffix.lower() not in FIGURE_FORMATS:
-        raise PosEncError(f"Unknown figure format {path.name!r}; expected a file ending in {', '.join(FIGURE_FORMATS)}")
-    return path
-
-
-def create_figure_directory(path: Path) -> None:
-    """Create a directory for figures, or raise PosEncError."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PosEncError(f"{path} cannot be used as a directory for figures: {error}") from error
+def check_figure_path(path: str | Path) -> None:
+    """Refuse files of other formats; call it before measuring anything."""
+    if Path(path).suffix.lower() not in FIGURE_FORMATS:
+        raise PosEncError(f"Unknown figure format of {path}; expected a file ending in {', '.join(FIGURE_FORMATS)}")
 
 
 def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> Path:
@@ -167,7 +158,8 @@ def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> Path:
     Raises:
         PosEncError: If the extension is unknown or the file cannot be written.
     """
-    path = check_figure_path(path)
+    check_figure_path(path)
+    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=dpi)

@@ -94,7 +94,7 @@ def test_models_can_be_named(workspace: Path) -> None:
         (["--task", "masked-lm"], "masked-lm"),
         (["--confidence", "95"], "confidence"),
         (["--csv", "DIRECTORY"], "Cannot write"),
-        (["--plots", "FILE"], "directory"),
+        (["--plots", "FILE"], "Cannot write"),
         (["--results", "DIRECTORY"], "is a directory"),
         (["--device", "abacus"], "abacus"),
     ],
