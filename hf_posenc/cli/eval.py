@@ -5,70 +5,54 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from ..errors import PosEncError
 from .app import Json, app, exit_on_user_error
 
-Number = TypeVar("Number", int, float)
 COMMAND_LINE_ONLY = ("results", "csv", "plots", "save_length_curve", "as_json")
 
 
 @app.command("eval")
 def evaluate(
     context: typer.Context,
-    models: Annotated[list[str], typer.Argument(help="Checkpoint directories or Hub ids; name=path sets a name.")],
-    data: Annotated[
-        str, typer.Option(help="Text, JSONL, CSV or parquet files (file, directory or pattern), or a Hub dataset.")
-    ],
-    lengths: Annotated[
-        str, typer.Option(help="Window lengths, comma-separated: tokens (512) or multiples of the trained length (2x).")
-    ] = "0.5x,1x,2x,4x",
-    metrics: Annotated[
-        str, typer.Option(help="Comma-separated: perplexity, passkey, order, similarity; or all.")
-    ] = "perplexity",
-    trained_length: Annotated[
-        int | None, typer.Option(help="What 1x stands for; default: max_position_embeddings of the models.")
-    ] = None,
-    stride: Annotated[
-        int | None, typer.Option(help="Slide the window by this many tokens, scoring only the new ones.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to read from the start of the text.")] = 131_072,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens per batch.")] = 4096,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
+    models: Annotated[list[str], Argument(help="Checkpoint directories or Hub ids; name=path sets a name.")],
+    data: Annotated[str, Option(help="Text, JSONL, CSV or parquet (file, directory or pattern), or a Hub dataset.")],
+    lengths: Annotated[str, Option(help="In tokens (512) or multiples of the trained length (2x).")] = "0.5x,1x,2x,4x",
+    metrics: Annotated[str, Option(help="perplexity, passkey, order, similarity, or all.")] = "perplexity",
+    trained_length: Annotated[int | None, Option(help="What 1x stands for; default: as in the configs.")] = None,
+    stride: Annotated[int | None, Option(help="Tokens to slide windows by, scoring only the new ones.")] = None,
+    max_tokens: Annotated[int, Option(help="Tokens to read from the start of the text.")] = 131_072,
+    batch_tokens: Annotated[int, Option(help="Tokens per batch.")] = 4096,
+    dtype: Annotated[str | None, Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
     task: Annotated[
-        str | None, typer.Option(help="causal-lm, masked-lm or feature-extraction; default: by the model's head.")
+        str | None, Option(help="causal-lm, masked-lm or feature-extraction; default: by its head.")
     ] = None,
-    mlm_probability: Annotated[float, typer.Option(help="Fraction of tokens that masked models predict.")] = 0.15,
-    position_bins: Annotated[int, typer.Option(help="Bins for perplexity by position in the window.")] = 16,
-    passkey_depths: Annotated[
-        str, typer.Option(help="Where to hide passkeys, from 0 (start of the text) to 1 (end).")
-    ] = "0,0.25,0.5,0.75,1",
-    passkey_trials: Annotated[int, typer.Option(help="Passkeys per length and depth.")] = 10,
-    shuffle_blocks: Annotated[
-        str, typer.Option(help="Block sizes to shuffle context tokens in; all: the whole window.")
-    ] = "4,16,all",
-    reference: Annotated[
-        str | None, typer.Option(help="Model to compare embeddings with; default: the first model.")
-    ] = None,
-    confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Seed for masking, passkeys and shuffling.")] = 0,
-    split: Annotated[str, typer.Option(help="Split of a dataset.")] = "test",
-    text_column: Annotated[str | None, typer.Option(help="Column that contains the text; default: text.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of Hub ids.")] = None,
-    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:1; default: the best available.")] = None,
+    mlm_probability: Annotated[float, Option(help="Fraction of tokens that masked models predict.")] = 0.15,
+    position_bins: Annotated[int, Option(help="Bins for perplexity by position in the window.")] = 16,
+    passkey_depths: Annotated[str, Option(help="Where to hide passkeys: 0 (start) to 1 (end).")] = "0,0.25,0.5,0.75,1",
+    passkey_trials: Annotated[int, Option(help="Passkeys per length and depth.")] = 10,
+    shuffle_blocks: Annotated[str, Option(help="Block sizes to shuffle; all: the whole window.")] = "4,16,all",
+    reference: Annotated[str | None, Option(help="Model to compare embeddings with; default: the first.")] = None,
+    confidence: Annotated[float, Option(help="Confidence level of the intervals.")] = 0.95,
+    seed: Annotated[int, Option(help="Seed for masking, passkeys and shuffling.")] = 0,
+    split: Annotated[str, Option(help="Split of a dataset.")] = "test",
+    text_column: Annotated[str | None, Option(help="Column that contains the text; default: text.")] = None,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of Hub ids.")] = None,
+    device: Annotated[str | None, Option(help="Such as cpu or cuda:1; default: the best available.")] = None,
     results: Annotated[
-        Path | None, typer.Option(help="JSON file to save results to as they arrive; rerun to resume.")
+        Path | None, Option(help="JSON file to save results to as they arrive; rerun to resume.")
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Discard what is in --results.")] = False,
-    csv: Annotated[Path | None, typer.Option(help="CSV file to write, with one row per number.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="Directory to write figures to.")] = None,
+    restart: Annotated[bool, Option("--restart", help="Discard what is in --results.")] = False,
+    csv: Annotated[Path | None, Option(help="CSV file to write, with one row per number.")] = None,
+    plots: Annotated[Path | None, Option(help="Directory to write figures to.")] = None,
     save_length_curve: Annotated[
-        bool, typer.Option("--save-length-curve", help="Write length_curve.json to the model directory, for its card.")
+        bool, Option("--save-length-curve", help="Write length_curve.json, for the model card.")
     ] = False,
-    progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
+    progress: Annotated[bool, Option(help="Show progress bars.")] = True,
     as_json: Json = False,
 ) -> None:
     """Compare models on a text: perplexity by length and position, passkeys, order sensitivity, embedding similarity.
@@ -95,8 +79,11 @@ def evaluate(
             raise PosEncError("--save-length-curve requires one model directory and the metric perplexity")
         options = {name: value for name, value in context.params.items() if name not in COMMAND_LINE_ONLY}
         options |= {"models": _parse_models(models), "metrics": selected, "lengths": _split(lengths)}
-        options["passkey_depths"] = [_parse(float, depth) for depth in _split(passkey_depths)]
-        options["shuffle_blocks"] = [None if size == "all" else _parse(int, size) for size in _split(shuffle_blocks)]
+        try:
+            options["passkey_depths"] = [float(depth) for depth in _split(passkey_depths)]
+            options["shuffle_blocks"] = [None if size == "all" else int(size) for size in _split(shuffle_blocks)]
+        except ValueError as error:
+            raise PosEncError(f"--passkey-depths and --shuffle-blocks must be numbers: {error}") from None
         report = run(**options, results_path=results)
         if int(os.environ.get("RANK", "0")):
             return  # only the main process reports
@@ -111,13 +98,6 @@ def evaluate(
 
 def _split(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
-
-
-def _parse(number_type: type[Number], text: str) -> Number:
-    try:
-        return number_type(text)
-    except ValueError:
-        raise PosEncError(f"Invalid number {text!r}; expected {number_type.__name__}") from None
 
 
 def _parse_models(models: list[str]) -> list[str] | dict[str, str]:

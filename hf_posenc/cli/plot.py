@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from ..errors import PosEncError
 from .app import Json, app, exit_on_user_error, parse_scheme_option
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 
@@ -45,21 +47,20 @@ Build = Callable[[], "PreTrainedModel"]
 
 @app.command()
 def plot(
-    kind: Annotated[str, typer.Argument(help="; ".join(f"{name}: {entry.help}" for name, entry in KINDS.items()))],
+    kind: Annotated[str, Argument(help="; ".join(f"{name}: {entry.help}" for name, entry in KINDS.items()))],
     scheme: Annotated[
-        list[str] | None,
-        typer.Option(help="Position scheme, a name or JSON; repeat to compare. With --model, replaces its scheme."),
+        list[str] | None, Option(help="A scheme name or JSON; repeat to compare. With --model, replaces its scheme.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Checkpoint directory or Hub id.")] = None,
-    compare: Annotated[str | None, typer.Option(help="Second checkpoint, compared with --model.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Text file, for the plots on a text.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Figure to write: .png, .svg or .pdf.")] = None,
-    length: Annotated[int | None, typer.Option(min=2, help="Number of positions.")] = None,
-    layer: Annotated[int, typer.Option(min=0, help="Layer, for bias-by-distance and rotary-decay.")] = 0,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of text.")] = 8,
-    hidden_size: Annotated[int, typer.Option(help="Without --model: hidden size.")] = 64,
-    num_heads: Annotated[int, typer.Option(help="Without --model: number of heads.")] = 4,
-    encoder: Annotated[bool, typer.Option("--encoder", help="Without --model: bidirectional, like BERT.")] = False,
+    model: Annotated[str | None, Option(help="Checkpoint directory or Hub id.")] = None,
+    compare: Annotated[str | None, Option(help="Second checkpoint, compared with --model.")] = None,
+    data: Annotated[Path | None, Option(help="Text file, for the plots on a text.")] = None,
+    out: Annotated[Path | None, Option(help="Figure to write: .png, .svg or .pdf.")] = None,
+    length: Annotated[int | None, Option(min=2, help="Number of positions.")] = None,
+    layer: Annotated[int, Option(min=0, help="Layer, for bias-by-distance and rotary-decay.")] = 0,
+    rows: Annotated[int, Option(min=1, help="Rows of text.")] = 8,
+    hidden_size: Annotated[int, Option(help="Without --model: hidden size.")] = 64,
+    num_heads: Annotated[int, Option(help="Without --model: number of heads.")] = 4,
+    encoder: Annotated[bool, Option("--encoder", help="Without --model: bidirectional, like BERT.")] = False,
     as_json: Json = False,
 ) -> None:
     """Plot what a position scheme does, alone or in a checkpoint, and print a summary.
@@ -75,22 +76,31 @@ def plot(
             raise PosEncError(f"Unknown plot {kind!r}; expected one of {', '.join(KINDS)}")
         if out is None and not as_json:
             raise PosEncError("nothing to write: give --out FIGURE or --json")
+        if KINDS[kind].on_text and (model is None or data is None):
+            raise PosEncError(f"{kind} is measured on a text: give --model and --data")
+        if compare is not None and model is None:
+            raise PosEncError("--compare needs --model, the checkpoint to compare with")
         from .. import analysis, plots
 
         if out is not None:
             plots.style.check_figure_path(out)
-        text = None if model is None or data is None else partial(analysis.tokenize_file, model, data, rows=rows)
-        if KINDS[kind].on_text and text is None:
-            raise PosEncError(f"{kind} is measured on a text: give --model and --data")
         schemes = [(name, parse_scheme_option(name)) for name in scheme or []]
-        models = _checkpoints(model, schemes, compare, KINDS[kind].max_models > 1)
+        models: list[tuple[str, Build]]
         if model is None:
             sizes: dict[str, Any] = {"hidden_size": hidden_size, "num_heads": num_heads, "num_layers": layer + 1}
             sizes |= {"max_positions": max(length or 0, 512), "causal": not encoder}
             models = [(name, partial(analysis.build_model, spec, **sizes)) for name, spec in schemes]
+        else:
+            base = Path(model).name
+            models = [(f"{base}: {name}", partial(analysis.load_model, model, spec)) for name, spec in schemes]
+            if KINDS[kind].max_models > 1 or not schemes:
+                models.insert(0, (base, partial(analysis.load_model, model)))
+            if compare is not None:
+                models.append((Path(compare).name, partial(analysis.load_model, compare)))
         if not 0 < len(models) <= KINDS[kind].max_models:
             limit = f"{kind} shows at most {KINDS[kind].max_models}" if models else "give --scheme or --model"
             raise PosEncError(f"got {len(models)} models to plot: {limit}")
+        text = None if model is None or data is None else partial(analysis.tokenize_file, model, data, rows=rows)
         results = _measure(kind, models, length, layer, text)
         if kind == "token-clusters" and model is not None:
             results = [dataclasses.replace(results[0], labels=_decode(model, results[0].tokens) or results[0].labels)]
@@ -102,24 +112,8 @@ def plot(
     typer.echo("\n".join(lines))
 
 
-def _checkpoints(
-    model: str | None, schemes: list[tuple[str, Any]], compare: str | None, with_original: bool
-) -> list[tuple[str, Build]]:
-    """The checkpoint with its own scheme, with each of the given schemes, and the one to compare with."""
-    from ..analysis import load_model
-
-    if model is None:
-        if compare is not None:
-            raise PosEncError("--compare needs --model, the checkpoint to compare with")
-        return []
-    name = Path(model).name
-    models = [(name, partial(load_model, model))] if with_original or not schemes else []
-    models += [(f"{name}: {text}", partial(load_model, model, spec)) for text, spec in schemes]
-    return models + ([] if compare is None else [(Path(compare).name, partial(load_model, compare))])
-
-
 def _measure(
-    kind: str, models: list[tuple[str, Build]], length: int | None, layer: int, text: Callable[..., Any] | None
+    kind: str, models: list[tuple[str, Build]], length: int | None, layer: int, text: Callable[..., Tensor] | None
 ) -> list[Any]:
     """The result of the analysis for every model; models without a rotation are left out of rotary-frequencies."""
     from .. import analysis
@@ -129,7 +123,7 @@ def _measure(
     for name, build in models:
         model = build()
         size = length or min(KINDS[kind].default_length, model.config.max_position_embeddings)
-        options = {"length": size} if text is None or not KINDS[kind].on_text else {"input_ids": text(length=size)}
+        options = {"input_ids": text(length=size)} if text and KINDS[kind].on_text else {"length": size}
         options |= {"layer": layer} if KINDS[kind].by_layer else {}
         try:
             results.append(dataclasses.replace(measure(model, **options), name=name))
