@@ -105,42 +105,41 @@ class BiasByDistance:
         )
 
 
-def bias_by_distance(model: nn.Module, length: int = 128, layer: int = 0, query: int | None = None) -> BiasByDistance:
+def bias_by_distance(model: nn.Module, length: int = 128, layer: int = 0) -> BiasByDistance:
     """Read the bias that a layer adds to the attention scores whatever the tokens are.
+
+    A bias that depends on more than the distance (fire, tupe) is read at the last position, or in the middle of an
+    encoder's input.
 
     Args:
         model: A stock or converted model, with or without a head.
         length: Number of positions.
         layer: The layer to read.
-        query: Evaluate the bias at this query position. By default only biases that depend on more than the distance
-            (fire, tupe) are: at the last position, or in the middle for encoders.
 
     Returns:
         The bias by head and distance.
 
     Raises:
-        PosEncError: If the layer or query does not exist, or no bias is independent of the content.
+        PosEncError: If the layer does not exist, or no bias is independent of the content.
 
     Example:
         >>> bias_by_distance(build_model("alibi"), 128).values.shape
         torch.Size([4, 128])
     """
-    if query is not None and not 0 <= query < length:
-        raise PosEncError(f"query must be a position from 0 to {length - 1}, got {query}")
     with inspect_model(model, length) as inspector:
-        name, causal, bias = inspector.name, inspector.positions.causal, inspector.content_free_bias(layer)
+        causal, bias = inspector.positions.causal, inspector.content_free_bias(layer)
         if bias is None:
             raise PosEncError(
-                f"{name} adds no bias in layer {layer} that depends on the distance alone; try attention_by_distance"
+                f"{inspector.name} adds no bias in layer {layer} that depends on the distance alone; try "
+                "attention_by_distance"
             )
-        values, at_query = bias
-        if values is not None and query is None:
+        at_query, only_distance = bias
+        query = length - 1 if causal else length // 2
+        distances, values = torch.arange(length) - query, at_query(query)
+        if only_distance and not causal:  # the last query sees all keys behind it, the first all keys ahead
             distances = torch.arange(1 - length, length)
-            visible = distances <= 0 if causal else distances < length
-            return BiasByDistance(name, distances[visible], values[:, visible], None)
-        query = (length - 1 if causal else length // 2) if query is None else query
-        num_keys = query + 1 if causal else length
-        return BiasByDistance(name, torch.arange(num_keys) - query, at_query(query)[:, :num_keys], query)
+            values = torch.cat([at_query(length - 1), at_query(0)[:, 1:]], dim=-1)
+    return BiasByDistance(inspector.name, distances, values, None if only_distance else query)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,10 +183,13 @@ def relative_buckets(model: nn.Module, length: int = 64) -> RelativeBuckets:
         PosEncError: If no scheme of the model looks up a table by distance.
     """
     with inspect_model(model, length) as inspector:
-        index = inspector.lookup_indices()
-    if index is None:
-        raise PosEncError(f"{inspector.name} has no table indexed by distance; shaw, deberta, t5 and tupe have")
+        for scheme, prepared in zip(inspector.schemes, inspector.positions.prepared, strict=True):
+            index = getattr(prepared, "buckets", prepared)
+            if scheme.acts_at("score") and isinstance(index, torch.Tensor) and not index.is_floating_point():
+                break
+        else:
+            raise PosEncError(f"{inspector.name} has no table indexed by distance; shaw, deberta, t5 and tupe have")
     if index.dim() == 1:
         slots = torch.arange(length)
-        index = index[slots - slots[:, None] + length - 1]
-    return RelativeBuckets(inspector.name, index.reshape(length, length).clone())
+        index = index.cpu()[slots - slots[:, None] + length - 1]
+    return RelativeBuckets(inspector.name, index.reshape(length, length).cpu().clone())

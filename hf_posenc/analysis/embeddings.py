@@ -14,7 +14,7 @@ from torch import nn
 from ..errors import PosEncError
 from . import subspaces
 from .inspection import inspect_model
-from .subspaces import ProbeResult
+from .subspaces import SEED, ProbeResult
 
 REFERENCE_QUANTILE, STATIC_SHARE = 0.9, 0.05
 """A feature is static if its range is below this share of this quantile of all ranges. Not of the maximum: learned
@@ -113,12 +113,7 @@ class TokenClusters:
 
 
 def token_clusters(
-    model: nn.Module,
-    tokens: Sequence[int] | int = 128,
-    *,
-    length: int = 64,
-    labels: Sequence[str] | None = None,
-    seed: int = 0,
+    model: nn.Module, tokens: Sequence[int] | int = 128, *, length: int = 64, labels: Sequence[str] | None = None
 ) -> TokenClusters:
     """Compare how far positions spread a token's embedding with the distance between tokens.
 
@@ -127,7 +122,6 @@ def token_clusters(
         tokens: Token ids, or how many to draw at random.
         length: Number of positions.
         labels: Names of the tokens for plots.
-        seed: Seed for drawing tokens.
 
     Returns:
         Spread, distances and a two-dimensional projection.
@@ -138,7 +132,7 @@ def token_clusters(
     with inspect_model(model, length) as inspector:
         vocab_size = len(inspector.token_vectors)
         if isinstance(tokens, int):
-            tokens = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))[:tokens].tolist()
+            tokens = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(SEED))[:tokens].tolist()
         if len(tokens) < 2 or min(tokens) < 0 or max(tokens) >= vocab_size:
             raise PosEncError(f"tokens must be at least 2 ids from 0 to {vocab_size - 1}")
         labels = [f"token {token}" for token in tokens] if labels is None else labels
@@ -196,13 +190,7 @@ class Separability:
 
 
 def separability(
-    model: nn.Module,
-    *,
-    length: int = 64,
-    num_tokens: int = 128,
-    rows: int = 256,
-    seed: int = 0,
-    unmixed: bool = False,
+    model: nn.Module, *, length: int = 64, num_tokens: int = 128, rows: int = 256, unmixed: bool = False
 ) -> Separability:
     """Measure how well linear probes read token and position off the input embeddings.
 
@@ -213,7 +201,6 @@ def separability(
         length: Number of positions, at least 4.
         num_tokens: Number of classes of the token probe, at least 4.
         rows: Sequences of random tokens to embed.
-        seed: Seed for drawing tokens and splits.
         unmixed: Probe the concatenation of token and position vectors instead, as an upper bound.
 
     Returns:
@@ -226,11 +213,11 @@ def separability(
         >>> print(separability(build_model("sinusoidal")))
     """
     with inspect_model(model, length) as inspector:
-        vocab_size = len(inspector.token_vectors)
+        vocab_size, mix = len(inspector.token_vectors), "unmixed" if unmixed else inspector.mix
         num_tokens = min(num_tokens, vocab_size)
         if num_tokens < 4 or length < 4:
             raise PosEncError(f"at least 4 tokens and 4 positions are needed, got {num_tokens} and {length}")
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(SEED)
         ids_BN = torch.randint(vocab_size, (rows, length), generator=generator)
         classes_T = torch.randperm(vocab_size, generator=generator)[:num_tokens]
         labels_BN = torch.randint(num_tokens, (rows, length), generator=generator)
@@ -238,17 +225,17 @@ def separability(
         train_BN = (torch.randperm(length, generator=generator) % 2 == 0).expand(rows, -1)
         embed = inspector.unmixed_embeddings if unmixed else inspector.input_embeddings
         mixed_BNE, positions_BN = embed(ids_BN), torch.arange(length).expand(rows, -1)
-        position_probe = subspaces.linear_probe(mixed_BNE, positions_BN, train_tokens[ids_BN], length, seed)
-        token_probe = subspaces.linear_probe(embed(classes_T[labels_BN]), labels_BN, train_BN, num_tokens, seed)
+        position_probe = subspaces.linear_probe(mixed_BNE, positions_BN, train_tokens[ids_BN], length)
+        token_probe = subspaces.linear_probe(embed(classes_T[labels_BN]), labels_BN, train_BN, num_tokens)
         grid_TNE = embed(classes_T[:, None].repeat(1, length))
     # Averaging over the other factor isolates each one; for a sum these are the two summands, up to a constant.
     tokens_TE, positions_NE = grid_TNE.mean(1), grid_TNE.mean(0)
     if positions_NE.var(0).sum() < NEGLIGIBLE * tokens_TE.var(0).sum():
         positions_NE = torch.zeros_like(positions_NE)
-    angles, random_angles = subspaces.compare_subspaces(tokens_TE, positions_NE, seed)
+    angles, random_angles = subspaces.compare_subspaces(tokens_TE, positions_NE)
     return Separability(
         name=inspector.name,
-        mix="unmixed" if unmixed else inspector.mix(),
+        mix=mix,
         width=mixed_BNE.shape[-1],
         position_probe=position_probe,
         token_probe=token_probe,

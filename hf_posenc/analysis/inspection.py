@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, GPT2Config, PreTrainedModel
+from transformers import AutoModel, AutoTokenizer, BertConfig, GPT2Config, PreTrainedModel
 from transformers.utils import logging
 
-from ..attention import LayerSchemes, apply_rotation, materialize, score_terms
-from ..config import VariantConfig
+from ..attention import ActiveScheme, LayerSchemes, materialize, score_terms
+from ..checkpoints import read_config
 from ..errors import PosEncError
-from ..patches import ARCHITECTURES, PosEncModel, architecture_of, base_models, restore, retrofit
+from ..patches import PosEncModel, architecture_of, base_models, restore, retrofit
 from ..patches.compat import attn_implementation
 from ..schemes import Content, DistanceBias, InputScheme, KeyTerm, ModelShape, Positions, QueryTerm, Scheme
 from ..spec import PositionScheme
@@ -59,6 +59,8 @@ class ModelInspector:
         self.base = base
         self.schemes: list[Scheme] = list(base.position_scheme)
         self.name = " + ".join(scheme.name for scheme in self.schemes)
+        mixes = [scheme.options.mix for scheme in self.schemes if isinstance(scheme, InputScheme)]
+        self.mix = mixes[0] if mixes else "none"
         self.shape: ModelShape = self.schemes[0].shape
         self.attentions = base.architecture.self_attentions(base)
         self.token_vectors: torch.Tensor = base.get_input_embeddings().weight
@@ -100,10 +102,6 @@ class ModelInspector:
                 raise PosEncError(f"{scheme.name} changes token embeddings without a vector for each position")
         return tables
 
-    def mix(self) -> str:
-        """How tokens and positions are combined at the input embedding; "none" without positions there."""
-        return next((scheme.options.mix for scheme in self.schemes if isinstance(scheme, InputScheme)), "none")
-
     def input_embeddings(self, input_ids: torch.Tensor) -> torch.Tensor:
         """(B, N, E): token embeddings with positions mixed in, before the model's first layer norm."""
         inputs = {"input_ids": input_ids.to(self.base.device)}
@@ -132,37 +130,18 @@ class ModelInspector:
             raise PosEncError(f"layer {layer} does not exist; the model has layers 0 to {len(self.attentions) - 1}")
         return self.attentions[layer].layer_schemes(self.positions)
 
-    def has_rotation(self, layer: int) -> bool:
+    def rotations(self, layer: int) -> list[ActiveScheme]:
+        """The rotations of a layer, including those that stock code applies with a scheme's angles."""
         active = self.layer_schemes(layer)
-        return bool(active.rotate or active.stock_rotation)
+        return [*active.rotate, *active.stock_rotation]
 
-    def rotate(self, states_BHND: torch.Tensor, layer: int, *, keys: bool) -> torch.Tensor:
-        """Apply the rotations of a layer, including those that stock code applies with a scheme's angles."""
-        active = self.layer_schemes(layer)
-        return apply_rotation(states_BHND, [*active.rotate, *active.stock_rotation], keys)
-
-    def rotated_query_key(self, layer: int, states_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two (H, N, D): rotated queries and keys of a layer, with grouped keys repeated for every head."""
-        like_BHND = states_NE.new_empty(1, self.shape.num_heads, 0, self.shape.head_size)
-        query, key = self.attentions[layer].project_rows(states_NE, like_BHND)
-        return self.rotate(query[None], layer, keys=False)[0], self.rotate(key[None], layer, keys=True)[0]
-
-    def lookup_indices(self) -> torch.Tensor | None:
-        """The table rows that the first scheme with a lookup by distance reads: (2 N - 1,), or (1, N, N) by pair."""
-        for scheme, prepared in zip(self.schemes, self.positions.prepared, strict=True):
-            indices = getattr(prepared, "buckets", prepared)
-            if scheme.acts_at("score") and isinstance(indices, torch.Tensor) and not indices.is_floating_point():
-                return indices.cpu()
-        return None
-
-    def content_free_bias(self, layer: int) -> tuple[torch.Tensor | None, Callable[[int], torch.Tensor]] | None:
+    def content_free_bias(self, layer: int) -> tuple[Callable[[int], torch.Tensor], bool] | None:
         """The bias of a layer that does not depend on queries and keys, or None if it has none.
 
-        Returns (H, 2 N - 1) values by distance, if only the distance matters, and a function from a query position
-        to its (H, N) bias.
+        Returns a function from a query position to its (H, N) bias, and whether only the distance matters.
         """
-        active_schemes, attention = self.layer_schemes(layer).score, self.attentions[layer]
-        positions, length = self.positions, self.positions.key_length
+        active = self.layer_schemes(layer).score
+        attention, positions, length = self.attentions[layer], self.positions, self.positions.key_length
         zeros = self.token_vectors.new_zeros(1, self.shape.num_heads, length, self.shape.head_size)
         visible = torch.ones(1, 1, length, length, dtype=torch.bool, device=zeros.device)
         visible = visible.tril() if positions.causal else visible
@@ -170,16 +149,11 @@ class ModelInspector:
         content = Content(
             zeros, zeros, zeros, scaling, lambda: visible, lambda rows: attention.project_rows(rows, zeros)
         )
-        terms = [
-            term
-            for active in active_schemes
-            if active.scheme.needs_distances  # CoPE counts tokens by content, so it has no content-free term
-            for term in score_terms([active], content)
-            if not isinstance(term, (QueryTerm, KeyTerm))
-        ]
+        # CoPE counts tokens by content, so it has no content-free term.
+        terms = score_terms([entry for entry in active if entry.scheme.needs_distances], content)
+        terms = [term for term in terms if not isinstance(term, (QueryTerm, KeyTerm))]
         if not terms:
             return None
-        by_distance = [term.values for term in terms if isinstance(term, DistanceBias)]
         others = [term for term in terms if not isinstance(term, DistanceBias)]
         others_are_zero = all(isinstance(term, torch.Tensor) and not term.any() for term in others)
 
@@ -187,7 +161,7 @@ class ModelInspector:
             dense = [materialize(term, positions, content)[0].expand(-1, length, -1)[:, query] for term in terms]
             return torch.stack(dense).sum(0).cpu()
 
-        return torch.stack(by_distance).sum(0).cpu() if by_distance and others_are_zero else None, at_query
+        return at_query, others_are_zero and len(others) < len(terms)
 
 
 def build_model(
@@ -258,17 +232,9 @@ def load_model(source: str | Path, scheme: PositionScheme | None = None) -> PreT
     Example:
         >>> model = load_model("openai-community/gpt2", "alibi")
     """
-    try:
-        config = AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise PosEncError(f"Cannot read a checkpoint at {source}: {error}") from error
-    architecture = ARCHITECTURES.get(config.model_type)
-    if architecture is None and not isinstance(config, VariantConfig):
-        raise PosEncError(
-            f"{source} is a {config.model_type} model; expected one of {sorted(ARCHITECTURES)} or a converted model"
-        )
-    if scheme is None and architecture is not None:
-        scheme = architecture.stock_scheme
+    config = read_config(source)
+    if not hasattr(config, "position_scheme"):
+        raise PosEncError(f"{source} is a {config.model_type} model, which hf_posenc does not support")
     options = {} if scheme is None else {"position_scheme": scheme}
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # unused head weights are expected; missing weights are reported below

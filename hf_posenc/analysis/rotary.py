@@ -11,6 +11,7 @@ import math
 import torch
 from torch import nn
 
+from ..attention import apply_rotation
 from ..errors import PosEncError
 from .inspection import ModelInspector, inspect_model
 
@@ -62,7 +63,8 @@ def rotary_decay(model: nn.Module, length: int = 512, layer: int = 0) -> RotaryD
     with inspect_model(model, length) as inspector:
         pairs, wavelengths = _rotary_pairs(inspector, layer)
         ones = torch.ones(1, 1, length, inspector.shape.head_size, device=inspector.base.device)
-        query_ND, key_ND = (inspector.rotate(ones, layer, keys=keys)[0, 0].double().cpu() for keys in (False, True))
+        rotations = inspector.rotations(layer)
+        query_ND, key_ND = (apply_rotation(ones, rotations, keys)[0, 0].double().cpu() for keys in (False, True))
     products = (query_ND[-1] * key_ND).flip(0)
     return RotaryDecay(inspector.name, products.mean(-1), products[:, pairs].mean(-1).T.clone(), wavelengths)
 
@@ -106,16 +108,22 @@ def rotary_frequencies(model: nn.Module, input_ids: torch.Tensor, name: str = ""
         PosEncError: If `input_ids` do not fit the model.
     """
     with inspect_model(model, input_ids.shape[-1]) as inspector:
-        layers = [layer for layer in range(len(inspector.attentions)) if inspector.has_rotation(layer)]
+        layers = [layer for layer in range(len(inspector.attentions)) if inspector.rotations(layer)]
         pairs, wavelengths = _rotary_pairs(inspector, layers[0] if layers else 0)
         unrotated = sorted(set(range(inspector.shape.head_size)) - set(pairs.flatten().tolist()))
         features = (*pairs.tolist(), unrotated)
         totals = torch.zeros(len(inspector.attentions), inspector.shape.num_heads, len(features), dtype=torch.float64)
 
         def add_magnitudes(layer: int, hidden_states_NE: torch.Tensor, weights_HNN: torch.Tensor) -> None:
-            if layer not in layers:
+            rotations = inspector.rotations(layer)
+            if not rotations:
                 return
-            query, key = (states.double() for states in inspector.rotated_query_key(layer, hidden_states_NE))
+            like_BHND = hidden_states_NE.new_empty(1, inspector.shape.num_heads, 0, inspector.shape.head_size)
+            query, key = inspector.attentions[layer].project_rows(hidden_states_NE, like_BHND)
+            query, key = (
+                apply_rotation(states[None], rotations, keys)[0].double()
+                for states, keys in ((query, False), (key, True))
+            )
             for number, pair in enumerate(features):
                 scores_HNN = (query[..., pair] @ key[..., pair].mT).abs()
                 scores_HNN = scores_HNN.tril() if inspector.positions.causal else scores_HNN
@@ -128,11 +136,12 @@ def rotary_frequencies(model: nn.Module, input_ids: torch.Tensor, name: str = ""
 
 def _rotary_pairs(inspector: ModelInspector, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(F, 2) features that rotate together and (F,) wavelengths, found by rotating unit vectors to position 1."""
-    if not inspector.has_rotation(layer):
+    rotations = inspector.rotations(layer)
+    if not rotations:
         raise NoRotationError(f"{inspector.name} does not rotate queries and keys in layer {layer}; rope and xpos do")
     size, length = inspector.shape.head_size, inspector.positions.key_length
     units_BHND = torch.eye(size, device=inspector.base.device)[None, :, None].expand(1, size, length, size)
-    rotated = inspector.rotate(units_BHND, layer, keys=False)[0, :, 1].double().cpu()
+    rotated = apply_rotation(units_BHND, rotations, False)[0, :, 1].double().cpu()
     first, second = rotated.triu(1).nonzero(as_tuple=True)
     if len(torch.cat([first, second]).unique()) < 2 * len(first):
         raise PosEncError(f"{inspector.name} combines rotations of different layouts: features do not rotate in pairs")

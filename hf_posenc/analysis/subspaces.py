@@ -8,6 +8,7 @@ import torch
 
 from ..errors import PosEncError
 
+SEED = 0
 RIDGE = 1e-4
 """Regularization of the probe's covariance, relative to the mean square of the features."""
 
@@ -24,9 +25,7 @@ class ProbeResult:
     """Mean absolute difference of predicted and true class, meaningful if classes are ordered."""
 
 
-def linear_probe(
-    vectors: torch.Tensor, labels: torch.Tensor, is_train: torch.Tensor, num_classes: int, seed: int = 0
-) -> ProbeResult:
+def linear_probe(vectors: torch.Tensor, labels: torch.Tensor, is_train: torch.Tensor, num_classes: int) -> ProbeResult:
     """Train a probe on the vectors (..., features) marked in `is_train` (...) and test it on the others.
 
     Linear discriminant analysis rather than regression onto one-hot labels: regression never predicts a class that
@@ -35,7 +34,7 @@ def linear_probe(
     if is_train.all() or not is_train.any():
         raise PosEncError("a probe needs both training and test samples")
     train, test, train_labels, true = vectors[is_train], vectors[~is_train], labels[is_train], labels[~is_train]
-    shuffled = train_labels[torch.randperm(len(train_labels), generator=torch.Generator().manual_seed(seed))]
+    shuffled = train_labels[torch.randperm(len(train_labels), generator=torch.Generator().manual_seed(SEED))]
     predicted, control = (_discriminant(train, given, test, num_classes) for given in (train_labels, shuffled))
     return ProbeResult(
         accuracy=(predicted == true).double().mean().item(),
@@ -91,9 +90,9 @@ def principal_angles(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return torch.rad2deg(torch.atan2(sines[: len(cosines)], cosines))
 
 
-def compare_subspaces(first: torch.Tensor, second: torch.Tensor, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def compare_subspaces(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Principal angles between the leading directions of two sets of vectors, and of random subspaces like them."""
     bases = [leading_directions(vectors) for vectors in (first, second)]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     samples = [torch.randn(basis.shape, generator=generator, dtype=torch.float64) for basis in bases]
     return principal_angles(*bases), principal_angles(*(torch.linalg.qr(sample).Q for sample in samples))

@@ -40,7 +40,6 @@ def test_checkpoints(tmp_path: Path) -> None:
     model("gpt2", dtype=torch.float32).save_pretrained(tmp_path / "stock")
     model("gpt2", "t5", dtype=torch.float32).save_pretrained(tmp_path / "variant")
     stock = analysis.load_model(tmp_path / "stock")
-    assert stock.config.position_scheme == "learned"
     assert analysis.position_embeddings(stock, 48).table.shape == (TRAINED_LENGTH, WIDTH)
     assert analysis.bias_by_distance(analysis.load_model(tmp_path / "variant"), 9).values.any()
     assert analysis.bias_by_distance(analysis.load_model(tmp_path / "stock", "alibi"), 9).values.any()
