@@ -7,7 +7,6 @@ import dataclasses
 import difflib
 import json
 import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +20,7 @@ from .app import Json, app, exit_on_user_error, parse_scheme_option
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from ..hub import PushResult
     from ..training import TrainRequest
 
 DEFAULT_ARGUMENTS = {
@@ -35,10 +35,10 @@ COMMAND_LINE_ONLY = ("config", "restart", "as_json")
 _CONFIG_EXTRAS = "hf_posenc.train.extras"
 
 
-def _load_config_file(context: typer.Context, path: Path | None) -> Path | None:
+def _load_config_file(context: typer.Context, path: Path | None) -> None:
     """Make the options in a YAML file the defaults of the command, and keep the others for TrainingArguments."""
     if path is None:
-        return None
+        return
     import yaml
 
     with exit_on_user_error():
@@ -49,16 +49,13 @@ def _load_config_file(context: typer.Context, path: Path | None) -> Path | None:
         if not isinstance(content, dict):
             raise PosEncError(f"--config {path} must be a mapping of options to values")
         values = {str(name).replace("-", "_"): value for name, value in content.items() if value is not None}
-        options = {name: value for name, value in values.items() if name in _option_names(context)}
-        for name, value in options.items():
-            if name in COMMAND_LINE_ONLY:
+        for name in COMMAND_LINE_ONLY:
+            if name in values:
                 raise PosEncError(f"{name!r} cannot be set in --config {path}, only on the command line")
-            if isinstance(value, (dict, list)) and name != "scheme":
-                raise PosEncError(f"{name!r} in --config {path} must be a single value, got {value!r}")
-        context.meta[_CONFIG_EXTRAS] = {name: value for name, value in values.items() if name not in options}
-        # As text, so that values are parsed as on the command line: YAML reads 1e-3 as a string.
-        context.default_map = {name: _to_text(value) for name, value in options.items()}
-    return path
+    # As text, so that values are parsed as on the command line: YAML reads 1e-3 as a string.
+    names = _option_names(context)
+    context.default_map = {name: _to_text(value) for name, value in values.items() if name in names}
+    context.meta[_CONFIG_EXTRAS] = {name: value for name, value in values.items() if name not in names}
 
 
 def _to_text(value: object) -> str:
@@ -72,14 +69,13 @@ def _option_names(context: typer.Context) -> set[str]:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def train(
     context: typer.Context,
-    model: Annotated[str | None, Option(help="Checkpoint directory or Hub id, stock or variant.")] = None,
-    scheme: Annotated[str | None, Option(help="New scheme of a stock model: a name, or JSON.")] = None,
+    model: Annotated[str, Option(help="Checkpoint directory or Hub id, stock or variant.")],
     data: Annotated[
-        str | None,
-        Option(help="Text, JSONL, CSV or parquet files, a saved dataset, a Hub id, or 'self' to sample text."),
-    ] = None,
-    train_length: Annotated[str | None, Option(help="Tokens per row; or stages, 512,1024 or 512:300,1024:100.")] = None,
-    output_dir: Annotated[Path | None, Option(help="Directory for checkpoints and the variant.")] = None,
+        str, Option(help="Text, JSONL, CSV or parquet files, a saved dataset, a Hub id, or 'self' to sample text.")
+    ],
+    train_length: Annotated[str, Option(help="Tokens per row; or stages, 512,1024 or 512:300,1024:100.")],
+    output_dir: Annotated[Path, Option(help="Directory for checkpoints and the variant.")],
+    scheme: Annotated[str | None, Option(help="New scheme of a stock model: a name, or JSON.")] = None,
     config: Annotated[
         Path | None,
         Option(help="YAML file with options; the command line wins.", callback=_load_config_file, is_eager=True),
@@ -93,8 +89,10 @@ def train(
     hidden_loss_weight: Annotated[float | None, Option(help="Weight of the teacher's hidden states.")] = None,
     label_loss_weight: Annotated[float | None, Option(help="Weight of the text itself.")] = None,
     trainable: Annotated[str | None, Option(help="all, positions (scheme parameters) or lora (plus adapters).")] = None,
-    lora_rank: Annotated[int | None, Option(help="Rank of the LoRA adapters.")] = None,
-    position_learning_rate: Annotated[float | None, Option(help="Learning rate of the scheme's parameters.")] = None,
+    lora_rank: Annotated[int | None, Option(min=1, help="Rank of the LoRA adapters.")] = None,
+    position_learning_rate: Annotated[
+        float | None, Option(min=0, help="Learning rate of the scheme's parameters.")
+    ] = None,
     task: Annotated[str | None, Option(help="causal-lm, masked-lm, feature-extraction or classification.")] = None,
     split: Annotated[str | None, Option(help="Split of --data.")] = None,
     eval_split: Annotated[str | None, Option(help="Split of --eval-data.")] = None,
@@ -102,8 +100,10 @@ def train(
     label_column: Annotated[str | None, Option(help="Column with the labels of a classification task.")] = None,
     streaming: Annotated[bool | None, Option("--streaming", help="Stream the data.")] = None,
     packing: Annotated[bool | None, Option(help="Pack documents into rows; default for causal models.")] = None,
-    mlm_probability: Annotated[float | None, Option(help="Fraction of tokens to mask, for masked LMs.")] = None,
-    self_generated_rows: Annotated[int | None, Option(help="Rows to sample with --data self.")] = None,
+    mlm_probability: Annotated[
+        float | None, Option(min=0, max=1, help="Fraction of tokens to mask, for masked LMs.")
+    ] = None,
+    self_generated_rows: Annotated[int | None, Option(min=1, help="Rows to sample with --data self.")] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
     restart: Annotated[bool, Option("--restart", help="Delete an earlier run in the directory.")] = False,
     as_json: Json = False,
@@ -127,14 +127,10 @@ def train(
         not_installed = [name for name in ("accelerate", "datasets") if find_spec(name) is None]
         if not_installed:
             raise PosEncError(f"Training requires {' and '.join(not_installed)}: pip install hf_posenc[train]")
-        for name in ("model", "data", "train_length", "output_dir"):
-            if context.params[name] is None:
-                raise PosEncError(f"--{name.replace('_', '-')} is required")
         from ..training import train as run
 
         request = build_request(options)
-        extras = {"output_dir": str(output_dir), **context.meta.get(_CONFIG_EXTRAS, {})}
-        arguments = parse_training_arguments(request, extras, context.args, _option_names(context))
+        arguments = parse_training_arguments(request, context)
         repo = _hub_repo(arguments)
         directory = run(request, arguments, restart)
         is_main_process, pushed = arguments.process_index == 0, None
@@ -144,8 +140,7 @@ def train(
             options = {"private": arguments.hub_private_repo, "revision": getattr(arguments, "hub_revision", None)}
             pushed = push_directory(directory, repo, token=arguments.hub_token, **options)
     if is_main_process and as_json:
-        result = dataclasses.asdict(pushed) if pushed is not None else None
-        typer.echo(json.dumps({**_summary(directory), "pushed": result}, indent=1))
+        typer.echo(json.dumps(_summary(directory, pushed), indent=1))
     elif is_main_process:
         typer.echo(f"Saved the variant to {directory}. Load it with AutoModel.from_pretrained({str(directory)!r})")
         if pushed is not None:
@@ -168,22 +163,21 @@ def build_request(options: dict[str, Any]) -> TrainRequest:
     return TrainRequest(recipe=dataclasses.replace(RECIPES[name], **changes), **options)
 
 
-def parse_training_arguments(
-    request: TrainRequest, extras: Mapping[str, Any], command_line: list[str], option_names: set[str]
-) -> TrainingArguments:
+def parse_training_arguments(request: TrainRequest, context: typer.Context) -> TrainingArguments:
     """TrainingArguments from our defaults, a config file's values and the command line, in this order."""
     from transformers import HfArgumentParser, TrainingArguments
 
     from ..training import default_learning_rate, load_config
 
-    values = {**DEFAULT_ARGUMENTS, "learning_rate": default_learning_rate(load_config(request)), **extras}
+    values = {**DEFAULT_ARGUMENTS, "output_dir": context.params["output_dir"]}
+    values |= {"learning_rate": default_learning_rate(load_config(request)), **context.meta.get(_CONFIG_EXTRAS, {})}
     words: list[str] = []
     for name, value in values.items():
         words += [f"--{name}", *map(_to_text, value if isinstance(value, list) else [value])]
     parser = HfArgumentParser(TrainingArguments, prog="hf-posenc train", usage="%(prog)s [options]", allow_abbrev=False)
-    arguments, unknown = parser.parse_args_into_dataclasses([*words, *command_line], return_remaining_strings=True)
+    arguments, unknown = parser.parse_args_into_dataclasses([*words, *context.args], return_remaining_strings=True)
     if unknown:
-        names = [*option_names, *(field.name for field in dataclasses.fields(TrainingArguments))]
+        names = [*_option_names(context), *(field.name for field in dataclasses.fields(TrainingArguments))]
         options = [f"--{name.replace('_', '-')}" for name in names]
         matches = difflib.get_close_matches(unknown[0].replace("_", "-"), options, 1)
         hint = f" Did you mean {matches[0]}?" if matches else ""
@@ -210,14 +204,14 @@ def _hub_repo(arguments: TrainingArguments) -> str | None:
     return repo
 
 
-def _summary(directory: Path) -> dict[str, object]:
+def _summary(directory: Path, pushed: PushResult | None) -> dict[str, object]:
     from ..checkpoints import RECOVERY_FILE, RUN_STATE_FILE, read_json_object
 
-    state = read_json_object(directory / RUN_STATE_FILE)
-    recovery = directory / RECOVERY_FILE
+    state, recovery = read_json_object(directory / RUN_STATE_FILE), directory / RECOVERY_FILE
     return {
         "directory": str(directory),
         "position_scheme": read_json_object(directory / "config.json")["position_scheme"],
         **{name: state[name] for name in ("steps", "train_loss", "dataset", "arguments", "request")},
         "recovery": read_json_object(recovery) if recovery.is_file() else None,
+        "pushed": None if pushed is None else dataclasses.asdict(pushed),
     }

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from transformers import PreTrainedConfig, TrainingArguments
-from transformers.integrations import get_reporting_integration_callbacks
 
 from ..checkpoints import (
     COMPANION_FILES,
@@ -75,13 +74,10 @@ class Recipe:
     position_lr_multiplier: float = 20.0
 
     def __post_init__(self) -> None:
-        ratio = self.fit_ratio
-        if ratio is not None and not (isinstance(ratio, (int, float)) and 0 <= ratio <= 1):
-            raise PosEncError(f"fit_ratio (--fit-ratio) must be between 0 and 1, got {ratio!r}")
-        if not self.hidden_loss_until >= 0:
-            raise PosEncError(f"hidden_loss_until must be at least 0, got {self.hidden_loss_until!r}")
-        if not self.position_lr_multiplier > 0:
-            raise PosEncError(f"position_lr_multiplier must be above 0, got {self.position_lr_multiplier!r}")
+        if self.fit_ratio is not None and not 0 <= self.fit_ratio <= 1:
+            raise PosEncError(f"fit_ratio (--fit-ratio) must be between 0 and 1, got {self.fit_ratio!r}")
+        if not (self.hidden_loss_until >= 0 and self.position_lr_multiplier > 0):
+            raise PosEncError(f"hidden_loss_until must be at least 0 and position_lr_multiplier above 0, got {self}")
 
 
 RECOMMENDED = Recipe()
@@ -164,14 +160,6 @@ class TrainRequest:
     def __post_init__(self) -> None:
         if self.trainable not in get_args(Trainable):
             raise PosEncError(f"Unknown --trainable {self.trainable!r}; expected one of {get_args(Trainable)}")
-        if self.lora_rank < 1:
-            raise PosEncError(f"--lora-rank must be at least 1, got {self.lora_rank}")
-        if not 0 < self.mlm_probability < 1:
-            raise PosEncError(f"--mlm-probability must be between 0 and 1, got {self.mlm_probability}")
-        if self.self_generated_rows is not None and self.self_generated_rows < 1:
-            raise PosEncError(f"--self-generated-rows must be at least 1, got {self.self_generated_rows}")
-        if self.position_learning_rate is not None and not 0 < self.position_learning_rate < math.inf:
-            raise PosEncError(f"--position-learning-rate must be above 0, got {self.position_learning_rate}")
         if self.teacher_model is not None and not self.recipe.teacher:
             raise PosEncError("--teacher-model contradicts --no-teacher and --recipe naive: leave one of them out")
 
@@ -207,18 +195,6 @@ def rows_per_step(arguments: TrainingArguments) -> int:
     return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
 
 
-def check_report_to(arguments: TrainingArguments) -> None:
-    """Raise PosEncError if a logging integration of `--report-to` is unknown or not installed."""
-    names = arguments.report_to if isinstance(arguments.report_to, list) else [arguments.report_to]
-    for name in names:
-        try:
-            for callback in get_reporting_integration_callbacks([name] if name else []):
-                if isinstance(callback, type):
-                    callback()
-        except (RuntimeError, ImportError, AssertionError) as error:
-            raise PosEncError(f"--report-to {name} is not available: pip install {name}. {error}") from None
-
-
 class RunState:
     """The record of a run in run.json: its arguments, a fingerprint of its data, and whether it has finished."""
 
@@ -226,47 +202,39 @@ class RunState:
         """Raises PosEncError if the directory holds something else, a different run, or a finished one."""
         self.path = directory / RUN_STATE_FILE
         recorded = {name: getattr(arguments, name) for name in RESUME_ARGUMENTS}
-        self.values: dict[str, Any] = {
-            "request": json.loads(json.dumps(dataclasses.asdict(request))),
-            "arguments": json.loads(json.dumps(recorded, default=str)) | {"rows_per_step": rows_per_step(arguments)},
-            "finished": False,
-        }
+        recorded["rows_per_step"] = rows_per_step(arguments)
+        values = {"request": dataclasses.asdict(request), "arguments": recorded}
+        self.values: dict[str, Any] = json.loads(json.dumps(values, default=str))
+        self._previous: dict[str, Any] = {}
         if not self.path.is_file():
             if list_checkpoints(directory) or (directory / "config.json").exists():
                 raise PosEncError(f"{directory} is not empty and holds no training run: choose another --output-dir")
         elif not restart:
-            try:
-                previous = read_json_object(self.path)
-            except PosEncError as error:
-                raise PosEncError(
-                    f"Cannot read the run ({error}): choose another --output-dir, or start over with --restart"
-                ) from None
-            self._check(previous)
-
-    def _check(self, previous: dict[str, Any]) -> None:
-        if "dataset" not in previous and not previous.get("finished"):
-            return  # it never started to train
-        for section in ("request", "arguments", "dataset"):
-            before, now = previous.get(section, {}), self.values.get(section, {})
-            changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)] if now else []
-            if changed:
-                changes = "; ".join(f"{key} was {before.get(key)!r} and is now {now.get(key)!r}" for key in changed)
-                raise PosEncError(
-                    f"{self.path.parent} holds a different run: {changes}. Rerun with the same arguments to resume it, "
-                    "choose another --output-dir, or start over with --restart"
-                )
-        if previous.get("finished"):
+            self._previous = read_json_object(self.path)
+        if "dataset" in self._previous:  # else it never started to train
+            self._refuse_changes("request")
+            self._refuse_changes("arguments")
+        if self._previous.get("finished"):
             raise PosEncError(
-                f"{self.path.parent} holds a finished run: load it with from_pretrained, choose another --output-dir, "
-                "or start over with --restart"
+                f"{directory} holds a finished run: load it with from_pretrained, choose another --output-dir, or "
+                "start over with --restart"
             )
-        self.values = {**previous, **self.values}
 
     def set_dataset(self, fingerprint: dict[str, Any]) -> None:
         """Record the fingerprint of the rows. Raises PosEncError if they have changed since the run was started."""
-        previous, self.values["dataset"] = dict(self.values), fingerprint
-        if "dataset" in previous:
-            self._check({**previous, "finished": False})
+        self.values["dataset"] = fingerprint
+        if "dataset" in self._previous:
+            self._refuse_changes("dataset")
+
+    def _refuse_changes(self, section: str) -> None:
+        before, now = self._previous.get(section, {}), self.values[section]
+        changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+        if changed:
+            changes = "; ".join(f"{key} was {before.get(key)!r} and is now {now.get(key)!r}" for key in changed)
+            raise PosEncError(
+                f"{self.path.parent} holds a different run: {changes}. Rerun with the same arguments to resume it, "
+                "choose another --output-dir, or start over with --restart"
+            )
 
     def save(self, **values: Any) -> None:
         """Write run.json, with further values."""

@@ -17,8 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
@@ -33,23 +37,14 @@ from ..checkpoints import (
     write_manifest,
 )
 from ..errors import PosEncError
-from .data import StagedDataset
-from .optimizer import is_adapter_parameter, merge_adapters
-from .state_files import (
-    gather_optimizer_state,
-    gather_weights,
-    get_rng_state,
-    read_state,
-    scatter_optimizer_state,
-    set_rng_state,
-    write_state,
-)
+from .optimizer import merge_adapters
+from .state_files import get_rng_state, read_state, set_rng_state, write_state
 
 logger = logging.get_logger(__name__)
 STAGING_DIRECTORY = ".unfinished"
-TRAINER_STATE_FILE = "trainer_state.json"
-OPTIMIZER_FILE, SCHEDULER_FILE = "optimizer.safetensors", "scheduler.safetensors"
-ADAPTERS_FILE, SCALER_FILE = "adapters.safetensors", "scaler.safetensors"
+OPTIMIZER_FILE, SCHEDULER_FILE, SCALER_FILE = "optimizer.safetensors", "scheduler.safetensors", "scaler.safetensors"
+TRAINABLE_FILE = "trainable.safetensors"
+"""The parameters that are trained next to frozen ones. The model's file has the adapters merged into its weights."""
 
 
 class CheckpointingTrainer(Trainer):
@@ -57,12 +52,6 @@ class CheckpointingTrainer(Trainer):
 
     has_adapters = False
     _staging: Path | None = None
-
-    def _get_train_sampler(self, train_dataset: object = None) -> torch.utils.data.Sampler | None:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        if isinstance(dataset, StagedDataset):  # shuffled already, within each stage
-            return torch.utils.data.SequentialSampler(dataset)
-        return super()._get_train_sampler(train_dataset)
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         self.check_finite_weights()
@@ -85,7 +74,7 @@ class CheckpointingTrainer(Trainer):
         if self.state.best_global_step:  # names the staging directory so far
             best = checkpoint.with_name(f"checkpoint-{self.state.best_global_step}")
             self.state.best_model_checkpoint = str(best)
-            self.state.save_to_json(str(staged / TRAINER_STATE_FILE))
+            self.state.save_to_json(str(staged / "trainer_state.json"))
         write_manifest(staged)
         if checkpoint.exists():
             shutil.rmtree(checkpoint)
@@ -97,14 +86,6 @@ class CheckpointingTrainer(Trainer):
     def _get_output_dir(self, trial: object) -> str:
         return str(self._staging) if self._staging else super()._get_output_dir(trial)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if not self.is_fsdp_enabled:
-            super().save_model(output_dir, _internal_call)
-            return
-        weights = gather_weights(self.model)
-        if self.args.should_save:
-            self._save(output_dir, weights)
-
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         if not self.args.should_save:  # newer versions of transformers call it in every process
             super()._save(output_dir, state_dict)
@@ -114,17 +95,22 @@ class CheckpointingTrainer(Trainer):
             weights = self.model.state_dict() if state_dict is None else state_dict
             if self._staging:  # a checkpoint to resume from, not the final model
                 directory.mkdir(parents=True, exist_ok=True)
-                adapters = {name: weight for name, weight in weights.items() if is_adapter_parameter(name)}
-                write_state(adapters, directory / ADAPTERS_FILE)
+                trainable = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+                write_state({name: weights[name] for name in trainable}, directory / TRAINABLE_FILE)
             state_dict = merge_adapters(self.model, weights)
+        if state_dict is not None:  # gathered from shards: tied weights are no longer the same tensor
+            tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+            state_dict = {name: weight for name, weight in state_dict.items() if tied.get(name) not in state_dict}
         super()._save(output_dir, state_dict)
         (directory / "training_args.bin").unlink(missing_ok=True)  # a pickle
         arguments = json.dumps(self.args.to_sanitized_dict(), indent=1, default=str)
         (directory / "training_args.json").write_text(arguments, encoding="utf-8")
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> TrainOutput:
-        if resume_from_checkpoint and self.is_fsdp_enabled:  # before the weights are sharded
-            self._load_weights(resume_from_checkpoint)
+        if self.is_fsdp_enabled:
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")  # save whole weights
+            if resume_from_checkpoint:  # before the weights are sharded
+                self._load_weights(resume_from_checkpoint)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -132,15 +118,12 @@ class CheckpointingTrainer(Trainer):
             self._load_weights(resume_from_checkpoint, model)
 
     def _load_weights(self, checkpoint: str, model: nn.Module | None = None) -> None:
-        shards = read_shards(Path(checkpoint))  # refuses a checkpoint where transformers would read a pickle
-        if not self.has_adapters:
+        read_shards(Path(checkpoint))  # refuses a checkpoint where transformers would read a pickle
+        if self.has_adapters:  # all other weights never change and are in the model already
+            target = self.model if model is None else model
+            target.load_state_dict(read_state(Path(checkpoint) / TRAINABLE_FILE), strict=False)
+        else:
             super()._load_from_checkpoint(checkpoint, model)
-            return
-        # The files have the adapters merged into the base weights, which never change and are in the model already.
-        target = self.model if model is None else model
-        weights = {name: weight for shard in shards for name, weight in load_file(shard.path).items()}
-        weights = {name: weights[name] for name in target.state_dict() if name in weights}
-        target.load_state_dict({**weights, **read_state(Path(checkpoint) / ADAPTERS_FILE)}, strict=False)
 
     def _load_best_model(self) -> None:
         if self.has_adapters and not self.is_fsdp_enabled:
@@ -152,8 +135,11 @@ class CheckpointingTrainer(Trainer):
         if self.is_deepspeed_enabled:  # it has its own files
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        sharded = self.is_fsdp_enabled
-        state = gather_optimizer_state(self.model, self.optimizer) if sharded else self.optimizer.state_dict()
+        if self.is_fsdp_enabled:
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            state = get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=options)
+        else:
+            state = self.optimizer.state_dict()
         if self.args.should_save:
             write_state(state, Path(output_dir) / OPTIMIZER_FILE)
             write_state(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_FILE)
@@ -174,7 +160,8 @@ class CheckpointingTrainer(Trainer):
         if was_sharded != self.is_fsdp_enabled:
             raise PosEncError(f"Resume {checkpoint} {'with' if was_sharded else 'without'} FSDP, as it was started")
         if was_sharded:
-            scatter_optimizer_state(self.model, self.optimizer, state)
+            options = StateDictOptions(full_state_dict=True)
+            set_optimizer_state_dict(self.model, self.optimizer.optimizer, state, options=options)
         else:
             self.optimizer.load_state_dict(state)
         self.lr_scheduler.load_state_dict(read_state(Path(checkpoint) / SCHEDULER_FILE))
@@ -205,11 +192,19 @@ class CheckpointingTrainer(Trainer):
         return Path(directory) / f"rng_state_{self.args.process_index}.safetensors"
 
     def check_finite_weights(self) -> None:
-        """Raise `NonFiniteError` if a weight is infinite or NaN; called before anything is saved."""
+        """Raise PosEncError if a weight is infinite or NaN; called before anything is saved."""
         for name, parameter in self.model.named_parameters():
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # this process's shard
             if not torch.isfinite(local.detach()).all():
-                raise NonFiniteError(name, self.state.global_step, Path(self.args.output_dir))
+                raise self.divergence_error(name)
+
+    def divergence_error(self, name: str) -> PosEncError:
+        """The error for a loss or weight that is infinite or NaN."""
+        return PosEncError(
+            f"Non-finite {name} at step {self.state.global_step}: training diverged. Nothing was saved since; "
+            f"{_describe_last_checkpoint(Path(self.args.output_dir))}. Lower --learning-rate or --max-grad-norm, raise "
+            "--warmup-steps, or use bf16 instead of fp16, and start over with --restart"
+        )
 
 
 def last_valid_checkpoint(directory: Path) -> Path | None:
@@ -238,37 +233,19 @@ def rotate_checkpoints(newest: Path, limit: int | None, best: str | None) -> Non
 
 @contextmanager
 def translate_disk_full(directory: Path) -> Iterator[None]:
-    """Turn any error that means a full disk into `DiskFullError`."""
+    """Raise any error that means a full disk as PosEncError, with advice."""
     try:
         yield
     except Exception as error:
-        if not is_out_of_space(error) or isinstance(error, DiskFullError):
+        if not is_out_of_space(error):
             raise
-        raise DiskFullError(directory) from error
+        raise PosEncError(
+            f"No space left on the disk of {directory}. Partial files were removed; "
+            f"{_describe_last_checkpoint(directory)}. Free some space, or keep fewer checkpoints with "
+            "--save-total-limit 1, and rerun the same command to resume"
+        ) from error
 
 
 def _describe_last_checkpoint(directory: Path) -> str:
     checkpoints = list_checkpoints(directory)
     return f"the last checkpoint is {checkpoints[0]}" if checkpoints else "there is no checkpoint yet"
-
-
-class DiskFullError(PosEncError):
-    """The disk is full."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(
-            f"No space left on the disk of {directory}. Partial files were removed; "
-            f"{_describe_last_checkpoint(directory)}. Free some space, or keep fewer checkpoints with "
-            "--save-total-limit 1, and rerun the same command to resume"
-        )
-
-
-class NonFiniteError(PosEncError):
-    """The loss or a weight is infinite or NaN."""
-
-    def __init__(self, name: str, step: int, directory: Path) -> None:
-        super().__init__(
-            f"Non-finite {name} at step {step}: training diverged. Nothing was saved since; "
-            f"{_describe_last_checkpoint(directory)}. Lower --learning-rate or --max-grad-norm, raise --warmup-steps, "
-            "or use bf16 instead of fp16, and start over with --restart"
-        )

@@ -6,14 +6,14 @@ document that does not fit continues in the next row, as a document of its own.
 
 from __future__ import annotations
 
-import bisect
+import contextlib
 import dataclasses
 import hashlib
 import itertools
-import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,14 +29,11 @@ from .objectives import Labels, Objective
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-    Rows: TypeAlias = "Dataset | IterableDataset | StagedDataset"
-
 IGNORE_INDEX = -100
 """Labels that the loss leaves out."""
 SELF_GENERATED_FILE = "self_generated.safetensors"
-DOCUMENTS_PER_BATCH, FINGERPRINTED_STREAM_ROWS, ROWS_PER_READ = 1000, 64, 1000
+DOCUMENTS_PER_BATCH, ROWS_PER_READ, FINGERPRINTED_STREAM_ROWS = 1000, 1000, 64
 Columns = dict[str, list[Any]]
-Row = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,51 +139,36 @@ def unpacked_remainder(documents: list[list[int]], length: int) -> list[list[int
 
 def pack_segments(segments: list[list[int]], length: int, pad_token_id: int) -> Columns:
     """Rows for an encoder: as many whole segments as fit, then padding."""
-    rows: list[list[list[int]]] = []
-    room = 0
-    for segment in segments:
-        if len(segment) > room:
-            rows.append([])
-            room = length
-        rows[-1].append(segment)
-        room -= len(segment)
     columns: Columns = {INPUT_IDS: [], "attention_mask": [], "position_ids": []}
-    for row in rows:
-        ids = list(itertools.chain.from_iterable(row))
-        padding = length - len(ids)
-        columns[INPUT_IDS].append(ids + [pad_token_id] * padding)
-        columns["attention_mask"].append([1] * len(ids) + [0] * padding)
-        columns["position_ids"].append([n for segment in row for n in range(len(segment))] + [0] * padding)
+    used = length
+    for segment in segments:
+        if used + len(segment) > length:
+            for rows in columns.values():
+                rows.append([])
+            used = 0
+        columns[INPUT_IDS][-1].extend(segment)
+        columns["attention_mask"][-1].extend([1] * len(segment))
+        columns["position_ids"][-1].extend(range(len(segment)))
+        used += len(segment)
+    for name, padding in ((INPUT_IDS, pad_token_id), ("attention_mask", 0), ("position_ids", 0)):
+        for row in columns[name]:
+            row.extend([padding] * (length - len(row)))
     return columns
 
 
-class StagedDataset(torch.utils.data.Dataset[Row]):
+def concatenate_stages(stages: list[Dataset], sizes: list[int], seed: int) -> Dataset:
     """The rows of all stages in training order; each stage's rows are reshuffled when they run out."""
+    from datasets import concatenate_datasets
 
-    def __init__(self, datasets: list[Dataset], sizes: list[int], seed: int) -> None:
-        self.datasets = datasets
-        self.ends = list(itertools.accumulate(sizes))
-        generator = torch.Generator().manual_seed(seed)
-        self.orders = [
-            list(itertools.islice(_shuffled_indices(len(rows), generator), size))
-            for rows, size in zip(datasets, sizes, strict=True)
-        ]
-
-    def __len__(self) -> int:
-        return self.ends[-1]
-
-    def __getitem__(self, index: int) -> Row:
-        stage = bisect.bisect_right(self.ends, index)
-        start = self.ends[stage - 1] if stage else 0
-        return self.datasets[stage][self.orders[stage][index - start]]
+    generator = np.random.default_rng(seed)
+    ordered = []
+    for rows, size in zip(stages, sizes, strict=True):
+        shuffles = [generator.permutation(len(rows)) for _ in range(math.ceil(size / len(rows)))]
+        ordered.append(rows.select(np.concatenate(shuffles)[:size]))
+    return concatenate_datasets(ordered)
 
 
-def _shuffled_indices(count: int, generator: torch.Generator) -> Iterator[int]:
-    while True:
-        yield from torch.randperm(count, generator=generator).tolist()
-
-
-def sample_input_ids(rows: Rows, count: int, length: int) -> torch.Tensor | None:
+def sample_input_ids(rows: Dataset | IterableDataset, count: int, length: int) -> torch.Tensor | None:
     """The first tokens of some rows, (count, length) or fewer and shorter: as long as half of them are, at least."""
     candidates = [row[INPUT_IDS][:length] for row in itertools.islice(iter(rows), 2 * count)]
     shortest = sorted(map(len, candidates))[len(candidates) // 2] if candidates else 0
@@ -194,22 +176,15 @@ def sample_input_ids(rows: Rows, count: int, length: int) -> torch.Tensor | None
     return torch.tensor(selected[:count]) if shortest > 1 else None
 
 
-def dataset_fingerprint(rows: Rows) -> dict[str, Any]:
+def dataset_fingerprint(rows: Dataset | IterableDataset) -> dict[str, Any]:
     """A hash of the rows, to notice changed data on resuming. Of a stream, only the first rows are hashed."""
+    num_rows = len(rows) if hasattr(rows, "__len__") else None
+    hashed = rows.take(FINGERPRINTED_STREAM_ROWS) if num_rows is None else rows
     digest = hashlib.sha256()
-    if not hasattr(rows, "__len__"):
-        for row in itertools.islice(iter(rows), FINGERPRINTED_STREAM_ROWS):
-            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
-        return {"streamed": True, "sha256": digest.hexdigest()}
-    for dataset in rows.datasets if isinstance(rows, StagedDataset) else [rows]:
-        for batch in dataset.with_format("arrow").iter(ROWS_PER_READ):
-            for name in sorted(batch.column_names):
-                values = batch.column(name).combine_chunks()
-                if hasattr(values, "value_lengths"):  # a column of lists
-                    digest.update(values.value_lengths().to_numpy(zero_copy_only=False).tobytes())
-                    values = values.flatten()
-                digest.update(values.to_numpy(zero_copy_only=False).tobytes())
-    return {"num_rows": len(rows), "sha256": digest.hexdigest()}
+    for table in hashed.with_format("arrow").iter(ROWS_PER_READ):
+        for batch in table.combine_chunks().to_batches():
+            digest.update(batch.serialize())
+    return {"num_rows": num_rows, "sha256": digest.hexdigest()}
 
 
 @torch.no_grad()
@@ -251,15 +226,11 @@ def generate_text(
     devices = [model.device] if model.device.type != "cpu" else []
     batches = []
     try:
-        with (
-            torch.random.fork_rng(devices=devices),
-            tqdm(total=rows, desc="Generating text", unit="row", disable=not progress) as bar,
-        ):
+        with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
-            for done in range(0, rows, batch_size):
-                count = min(batch_size, rows - done)
-                batches.append(model.generate(torch.full((count, 1), start, device=model.device), **sampling))
-                bar.update(count)
+            for done in tqdm(range(0, rows, batch_size), desc="Generating text", disable=not progress):
+                prompt = torch.full((min(batch_size, rows - done), 1), start, device=model.device)
+                batches.append(model.generate(prompt, **sampling))
     finally:
         model.generation_config = generation_config
         model.train(was_training)
@@ -275,19 +246,13 @@ def self_generated_dataset(
 
     path = directory / SELF_GENERATED_FILE
     metadata = {**source, "rows": f"{rows} of {length}"}
-    if PartialState().is_main_process and _metadata(path) != metadata:
-        input_ids = generate_text(model, rows, length)
+    existing = None
+    with contextlib.suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
+        existing = file.metadata()
+    if PartialState().is_main_process and existing != metadata:
         directory.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".new")
-        save_file({INPUT_IDS: input_ids}, temporary, metadata=metadata)
+        save_file({INPUT_IDS: generate_text(model, rows, length)}, temporary, metadata=metadata)
         temporary.replace(path)
     PartialState().wait_for_everyone()
     return Dataset.from_dict({INPUT_IDS: load_file(path)[INPUT_IDS].tolist()})
-
-
-def _metadata(path: Path) -> dict[str, str] | None:
-    try:
-        with safe_open(path, "pt") as file:
-            return file.metadata()
-    except (OSError, SafetensorError):
-        return None

@@ -132,19 +132,15 @@ class TeacherOutput:
         layer_scales: list[float] | None = None,
     ) -> torch.Tensor:
         """Relative squared error of the hidden states, averaged over layers."""
-        layer_scales = layer_scales or [1.0] * len(hidden_states)
-        errors = [
-            scale * _relative_error(states, target, mask_BN)
-            for scale, states, target in zip(layer_scales, hidden_states, self.hidden_states, strict=True)
-            if scale
-        ]
-        return torch.stack(errors).sum() / len(hidden_states)
-
-
-def _relative_error(states_BNE: torch.Tensor, target_BNE: torch.Tensor, mask_BN: torch.Tensor | None) -> torch.Tensor:
-    """Relative per token: some tokens have states a hundred times larger than others and would dominate."""
-    error, scale = (values.float().square().mean(-1) for values in (states_BNE - target_BNE, target_BNE))
-    return _masked_mean(error / scale.clamp(min=torch.finfo(torch.float32).tiny), mask_BN)
+        total = hidden_states[0].new_zeros((), dtype=torch.float32)
+        scales = layer_scales or [1.0] * len(hidden_states)
+        for scale, states_BNE, target_BNE in zip(scales, hidden_states, self.hidden_states, strict=True):
+            if scale:
+                error, norm = (values.float().square().mean(-1) for values in (states_BNE - target_BNE, target_BNE))
+                # Relative per token: some tokens have states a hundred times larger than others and would dominate.
+                error = error / norm.clamp(min=torch.finfo(torch.float32).tiny)
+                total = total + scale * _masked_mean(error, mask_BN)
+        return total / len(hidden_states)
 
 
 def _masked_mean(values_BN: torch.Tensor, mask_BN: torch.Tensor | None) -> torch.Tensor:

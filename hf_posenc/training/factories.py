@@ -17,13 +17,13 @@ from ..patches import ARCHITECTURES, architecture_of, plan_schemes, with_scheme
 from ..text_data import load_text_dataset
 from ..validation import truncate_repr
 from .arguments import SELF_GENERATED, Stage, TrainRequest, resolve_fit_ratio, rows_per_step
-from .data import RowBuilder, StagedDataset, sample_input_ids, self_generated_dataset
+from .data import RowBuilder, concatenate_stages, sample_input_ids, self_generated_dataset
 from .distillation import Teacher
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .warm_start import absorb_table_mean, fit
 
 if TYPE_CHECKING:
-    from .data import Rows
+    from datasets import Dataset, IterableDataset
 
 logger = logging.get_logger(__name__)
 MAX_SELF_GENERATED_ROWS = 4096
@@ -61,12 +61,12 @@ class RunBuilder:
         self.config = load_config(request)
         self.objective = infer_objective(self.config, request.task)
         self.packing = self.objective is Objective.CAUSAL if request.packing is None else request.packing
+        self._check_data()
         self.tokenizer = self._load_tokenizer()
         self.labels: Labels | None = None
         if self.objective is Objective.CLASSIFICATION:
-            has_head = infer_objective(self.config) is Objective.CLASSIFICATION
             documents = load_text_dataset(request.data, request.split, request.streaming)
-            self.labels = Labels.find(self.config, has_head, documents, request.label_column)
+            self.labels = Labels.find(self.config, documents, request.label_column)
         columns = (request.text_column, request.label_column)
         self.row_builders = [
             RowBuilder(self.tokenizer, stage.length, self.objective, self.packing, *columns, self.labels)
@@ -76,7 +76,15 @@ class RunBuilder:
         self._stock_model = self.teacher.model if self.teacher is not None and not request.teacher_model else None
         if self.labels and self.teacher and self.teacher.has_new_head and not request.recipe.loss_weights.label:
             self.teacher = None  # it knows nothing about the classes
-        self._check_learnable()
+        self._check_teacher()
+
+    def _check_data(self) -> None:
+        if self.request.data == SELF_GENERATED and self.objective is not Objective.CAUSAL:
+            raise PosEncError("Only causal models can generate their own text: pass --data with text")
+        if self.request.streaming and len(self.stages) > 1:
+            raise PosEncError("Streamed data supports a single --train-length: train the stages one after the other")
+        if self.request.streaming and self.arguments.max_steps <= 0:
+            raise PosEncError("Streamed data has no known size: set --max-steps")
 
     def _load_tokenizer(self) -> PreTrainedTokenizerBase | None:
         """None if the model has no tokenizer and needs none, because it generates its own text."""
@@ -101,7 +109,9 @@ class RunBuilder:
         """`from_pretrained` of the objective's Auto class, from safetensors only and without remote code."""
         if Path(source).expanduser().is_dir():
             read_shards(Path(source).expanduser())
-        options |= self.labels.config_fields if self.labels is not None else {}
+        if self.labels is not None:
+            names = self.labels.names
+            options |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
         options |= {"revision": revision, "use_safetensors": True, "trust_remote_code": False}
         try:
             return AUTO_CLASSES[self.objective].from_pretrained(source, **options)
@@ -134,31 +144,28 @@ class RunBuilder:
                 )
         return Teacher(model, has_new_head=bool(loading_info["missing_keys"]))
 
-    def _check_learnable(self) -> None:
-        request, is_self_generated = self.request, self.request.data == SELF_GENERATED
+    def _check_teacher(self) -> None:
         has_no_head = self.objective is Objective.FEATURE_EXTRACTION
-        if has_no_head and self.teacher is None:
-            raise PosEncError(
-                f"{request.model} has no head, so it can only learn a teacher's hidden states: leave the teacher on, "
-                "or set --task"
-            )
-        if is_self_generated and self.objective is not Objective.CAUSAL:
-            raise PosEncError("Only causal models can generate their own text: pass --data with text")
         if self.teacher is None:
+            if has_no_head:
+                raise PosEncError(
+                    f"{self.request.model} has no head, so it can only learn a teacher's hidden states: leave the "
+                    "teacher on, or set --task"
+                )
             return
         length = max(stage.length for stage in self.stages)
-        if length > self.teacher.max_length and (is_self_generated or has_no_head):
+        if length > self.teacher.max_length and (has_no_head or self.request.data == SELF_GENERATED):
             raise PosEncError(
                 f"Rows of {length} tokens are longer than the {self.teacher.max_length} that the teacher can read, and "
-                "there is nothing else to learn from: lower --train-length"
-                + (", or pass --data with text" if is_self_generated else "")
+                "there is nothing else to learn from: lower --train-length, or pass --data with text for a language "
+                "model"
             )
         if self.arguments.label_smoothing_factor:
             raise PosEncError(
                 "--label-smoothing-factor has no effect with a teacher: pass --no-teacher, or leave it out"
             )
 
-    def build_rows(self) -> Rows:
+    def build_rows(self) -> Dataset | IterableDataset:
         """The rows to train on."""
         request, step_rows = self.request, rows_per_step(self.arguments)
         if request.data == SELF_GENERATED:
@@ -176,20 +183,20 @@ class RunBuilder:
         datasets = [builder.build(documents) for builder in self.row_builders]
         if len(datasets) == 1:
             return datasets[0]
-        if request.streaming:
-            raise PosEncError("Streamed data supports a single --train-length: train the stages one after the other")
-        return StagedDataset(datasets, [(stage.steps or 0) * step_rows for stage in self.stages], self.arguments.seed)
+        self.arguments.train_sampling_strategy = "sequential"  # the rows are shuffled within each stage
+        return concatenate_stages(
+            datasets, [(stage.steps or 0) * step_rows for stage in self.stages], self.arguments.seed
+        )
 
-    def build_eval_rows(self) -> Rows | None:
+    def build_eval_rows(self) -> Dataset | IterableDataset | None:
         """The rows to evaluate on, of the last stage's length."""
         if self.request.eval_data is None:
             return None
         return self.row_builders[-1].build(load_text_dataset(self.request.eval_data, self.request.eval_split))
 
-    def build_student(self, rows: Rows, warm_start: bool) -> PreTrainedModel:
+    def build_student(self, rows: Dataset | IterableDataset, warm_start: bool) -> PreTrainedModel:
         """The model to train, with a warm start from the stock model unless the run resumes from a checkpoint."""
         request, length = self.request, self.stages[0].length
-        num_tokens = self._count_steps(rows) * rows_per_step(self.arguments) * length
         options = {} if request.scheme is None else {"position_scheme": request.scheme}
         # In float32 whatever the files are in: in half precision, small optimizer updates round to nothing.
         model = self._load_model(request.model, request.revision, dtype=torch.float32, **options)
@@ -202,7 +209,11 @@ class RunBuilder:
             return model
         trains_all = request.trainable == "all"
         absorbs_mean = request.recipe.absorb_table_mean and trains_all
-        fit_tokens = math.ceil(resolve_fit_ratio(request.recipe, architecture_of(model), request.scheme) * num_tokens)
+        steps, step_rows = self.arguments.max_steps, rows_per_step(self.arguments)
+        if steps <= 0:
+            steps = math.ceil(math.ceil(len(rows) / step_rows) * self.arguments.num_train_epochs)
+        fit_ratio = resolve_fit_ratio(request.recipe, architecture_of(model), request.scheme)
+        fit_tokens = math.ceil(fit_ratio * steps * step_rows * length)
         fits = fit_tokens > 0 and self.objective is not Objective.CLASSIFICATION
         if not (absorbs_mean or fits):
             return model
@@ -214,16 +225,14 @@ class RunBuilder:
             _fit_on_rows(stock_model, model, rows, fit_tokens, length, projections=trains_all)
         return model
 
-    def _count_steps(self, rows: Rows) -> int:
-        if self.arguments.max_steps > 0:
-            return self.arguments.max_steps
-        if not hasattr(rows, "__len__"):
-            raise PosEncError("Streamed data has no known size: set --max-steps")
-        return math.ceil(math.ceil(len(rows) / rows_per_step(self.arguments)) * self.arguments.num_train_epochs)
-
 
 def _fit_on_rows(
-    stock_model: PreTrainedModel, model: PreTrainedModel, rows: Rows, tokens: int, length: int, projections: bool
+    stock_model: PreTrainedModel,
+    model: PreTrainedModel,
+    rows: Dataset | IterableDataset,
+    tokens: int,
+    length: int,
+    projections: bool,
 ) -> None:
     from accelerate.utils import broadcast
 

@@ -105,20 +105,13 @@ class Labels:
             f"Unknown label {label!r}; expected one of the {len(self.names)} classes {self.names[:8]} or a class id"
         )
 
-    @property
-    def config_fields(self) -> dict[str, object]:
-        """The fields of a model config that name the classes."""
-        return {"id2label": dict(enumerate(self.names)), "label2id": {name: n for n, name in enumerate(self.names)}}
-
     @classmethod
-    def find(
-        cls, config: PreTrainedConfig, has_head: bool, documents: Dataset | IterableDataset, column: str
-    ) -> Labels:
-        """The labels of the checkpoint's head if it has one, else those in the data."""
+    def find(cls, config: PreTrainedConfig, documents: Dataset | IterableDataset, column: str) -> Labels:
+        """The labels of the checkpoint's head if it is a classifier, else those in the data."""
         columns = list(documents.column_names or next(iter(documents)))
         if column not in columns:
             raise PosEncError(f"The data has no label column {column!r}; set --label-column to one of {columns}")
-        if has_head:
+        if any(name.endswith("ForSequenceClassification") for name in config.architectures or []):
             return cls(tuple(config.id2label[number] for number in range(config.num_labels)))
         names = getattr((documents.features or {}).get(column), "names", None)
         if names:

@@ -12,7 +12,7 @@ from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
 from ..schemes import InputScheme
 
-ADAPTER_NAME = "default"
+ADAPTER_NAME, ADAPTER_MARK = "default", ".lora_"
 
 
 def train_positions_only(model: nn.Module) -> int:
@@ -101,17 +101,13 @@ def add_lora(model: PreTrainedModel, rank: int, exclude: list[str]) -> None:
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=exclude or None)
     LoraModel(model, {ADAPTER_NAME: config}, ADAPTER_NAME)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(is_adapter_parameter(name) or is_scheme_parameter(name))
-
-
-def is_adapter_parameter(name: str) -> bool:
-    return ".lora_" in name
+        parameter.requires_grad_(ADAPTER_MARK in name or is_scheme_parameter(name))
 
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The state dict of a model with adapters as that of one without; the model itself is left as it is."""
-    base_weights = {name: weight for name, weight in state_dict.items() if not is_adapter_parameter(name)}
+    base_weights = {name: weight for name, weight in state_dict.items() if ADAPTER_MARK not in name}
     merged = {name.replace(".base_layer.", "."): weight for name, weight in base_weights.items()}
     for path, module in model.named_modules():
         down = state_dict.get(f"{path}.lora_A.{ADAPTER_NAME}.weight")

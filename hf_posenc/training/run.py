@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, TrainingArguments, set_seed
+from transformers.integrations import get_reporting_integration_callbacks
 
 from ..checkpoints import RECOVERY_FILE, list_checkpoints
 from ..errors import PosEncError
-from .arguments import RunState, TrainRequest, check_report_to, parse_train_length
+from .arguments import RunState, TrainRequest, parse_train_length
 from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
 from .data import dataset_fingerprint
 from .factories import RunBuilder
@@ -48,7 +49,7 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
     for source in (request.model, request.teacher_model):
         if source is not None and Path(source).resolve() in run_directories:
             raise PosEncError(f"{source} is inside --output-dir {directory} and would be overwritten: choose another")
-    check_report_to(arguments)
+    _check_report_to(arguments)
     stages = parse_train_length(request.train_length, arguments.max_steps)
     if stages[0].steps is not None:
         arguments.max_steps = sum(stage.steps or 0 for stage in stages)
@@ -71,6 +72,15 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
             state.save(finished=True, steps=output.global_step, train_loss=output.training_loss)
         trainer.accelerator.wait_for_everyone()
     return directory
+
+
+def _check_report_to(arguments: TrainingArguments) -> None:
+    for name in arguments.report_to:
+        try:
+            for callback in get_reporting_integration_callbacks([name]):
+                callback()
+        except (RuntimeError, ImportError, AssertionError, ValueError) as error:
+            raise PosEncError(f"--report-to {name} is not available: pip install {name}. {error}") from None
 
 
 def _build_trainer(builder: RunBuilder, state: RunState) -> RecoveryTrainer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
-from .checkpointing import CheckpointingTrainer, NonFiniteError
+from .checkpointing import CheckpointingTrainer
 from .data import IGNORE_INDEX
 from .distillation import (
     HIDDEN_LOSS,
@@ -29,7 +28,7 @@ from .distillation import (
 )
 from .optimizer import scheme_parameter_ids, split_parameter_group
 
-LABELS, LABEL_LOSS, TOKENS = "labels", "label_loss", "tokens"
+LABELS, LABEL_LOSS = "labels", "label_loss"
 LOSS_TERMS = (KL_LOSS, POOLED_LOSS, HIDDEN_LOSS, LABEL_LOSS)
 Batch = Mapping[str, torch.Tensor]
 
@@ -71,7 +70,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         self.has_adapters = has_adapters
         self._is_finite = torch.ones((), dtype=torch.bool, device=self.args.device)
         self._term_sums = torch.zeros(len(LOSS_TERMS), 2, device=self.args.device)  # of the values, and their number
-        self._mean_counts: dict[str, float] = {}
+        self._mean_counts: torch.Tensor | None = None
         if teacher is not None:
             self.model_accepts_loss_kwargs = False  # the distillation loss is a mean, not a sum over labels
             if self.is_deepspeed_enabled or self.is_fsdp_enabled:
@@ -84,11 +83,12 @@ class RecoveryTrainer(CheckpointingTrainer):
         return [name for name in super().get_decay_parameter_names(model) if not is_scheme_parameter(name)]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        if self.optimizer is None and self.position_learning_rate is not None:
-            optimizer = super().create_optimizer(model)
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if is_new and self.position_learning_rate is not None:
             parameter_ids = scheme_parameter_ids(self.model if model is None else model)
             split_parameter_group(optimizer, parameter_ids, self.position_learning_rate)
-        return super().create_optimizer(model)
+        return optimizer
 
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -124,11 +124,12 @@ class RecoveryTrainer(CheckpointingTrainer):
             hidden_scale = max(1 - self.state.global_step / (self.hidden_loss_until * self.state.max_steps), 0.0)
         logits, mask = getattr(outputs, "logits", None), inputs.get("attention_mask")
         terms = target.losses(self.loss_weights, logits, hidden_states, mask, hidden_scale)
+        token_weight, label_weight = self._batch_weights(inputs)
         per_row = {POOLED_LOSS, KL_LOSS} if logits is not None and logits.ndim == 2 else {POOLED_LOSS}
         for name in terms.keys() - per_row:
-            terms[name] = terms[name] * self._batch_weight(TOKENS, inputs)
+            terms[name] = terms[name] * token_weight
         if self.loss_weights.label and LABELS in inputs:
-            terms[LABEL_LOSS] = self.loss_weights.label * outputs.loss * self._batch_weight(LABELS, inputs)
+            terms[LABEL_LOSS] = self.loss_weights.label * outputs.loss * label_weight
         if not terms:
             raise PosEncError("There is nothing to learn: all loss weights that apply to this model are 0")
         if training:
@@ -140,25 +141,24 @@ class RecoveryTrainer(CheckpointingTrainer):
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Also counts the tokens and labels in the batches of a step, over all processes, if rows are padded."""
         batches, num_items = super().get_batch_samples(*args, **kwargs)
-        self._mean_counts = {}
+        self._mean_counts = None
         if self.teacher is not None and batches and "attention_mask" in batches[0]:
-            counts = torch.stack([torch.stack(list(self._counts(batch).values())) for batch in batches]).sum(0)
-            totals = self.accelerator.reduce(counts.to(self.args.device), "sum")
-            means = totals / (self.args.world_size * len(batches))
-            self._mean_counts = dict(zip(self._counts(batches[0]), means.tolist(), strict=True))
+            counts = torch.stack([self._counts(batch) for batch in batches]).sum(0).to(self.args.device)
+            self._mean_counts = self.accelerator.reduce(counts, "sum") / (self.args.world_size * len(batches))
         return batches, num_items
 
-    def _counts(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def _counts(self, batch: Batch) -> torch.Tensor:
         """How many tokens a batch has, and how many labels to predict. A causal model predicts no first token."""
         tokens = batch["attention_mask"].sum()
         first = 0 if getattr(self.data_collator, "mlm", True) else 1
         labels = (batch[LABELS][..., first:] != IGNORE_INDEX).sum() if LABELS in batch else torch.zeros_like(tokens)
-        return {TOKENS: tokens, LABELS: labels}
+        return torch.stack([tokens, labels])
 
-    def _batch_weight(self, kind: str, inputs: Batch) -> float:
-        """Batches count by their tokens, so that the loss does not depend on how a step's rows are split up."""
-        mean = self._mean_counts.get(kind) if torch.is_grad_enabled() else None
-        return float(self._counts(inputs)[kind]) / mean if mean else 1.0
+    def _batch_weights(self, inputs: Batch) -> torch.Tensor:
+        """Batches count by their tokens and labels: the loss does not depend on how a step's rows are split up."""
+        if self._mean_counts is None or not torch.is_grad_enabled():
+            return torch.ones(2, device=self.args.device)
+        return self._counts(inputs) / self._mean_counts.clamp(min=torch.finfo(torch.float32).tiny)
 
     def prediction_step(self, model: nn.Module, inputs: Batch, *args: Any, **kwargs: Any) -> Any:
         if self.teacher is not None and LABELS not in inputs:
@@ -196,7 +196,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         """Also logs the terms of the loss and perplexities; stops if the loss is not finite."""
         if "loss" in logs:
             if not self._is_finite:
-                raise NonFiniteError("loss", self.state.global_step, Path(self.args.output_dir))
+                raise self.divergence_error("loss")
             if self.teacher is not None:  # some processes may have had no batch with a teacher
                 sums = self.accelerator.reduce(self._term_sums, "sum").tolist()
                 means = {name: total / count for name, (total, count) in zip(LOSS_TERMS, sums, strict=True) if count}

@@ -27,7 +27,8 @@ from tests.support.training_fixtures import LENGTH, request, settings
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["hf_posenc.cli.train"], "find_spec", lambda name: None)
-    result = CliRunner().invoke(app, ["train", "--model", "gpt2"])
+    line = ["train", "--model", "gpt2", "--data", "self", "--train-length", "8", "--output-dir", "out"]
+    result = CliRunner().invoke(app, line)
     assert result.exit_code == 2
     assert "pip install hf_posenc[train]" in result.output
 
@@ -58,9 +59,11 @@ def test_command_line(stock: dict[str, Path], text: Path, tmp_path: Path) -> Non
     assert (summary["directory"], summary["steps"], summary["position_scheme"]["num_buckets"]) == (out, 3, 8)
     assert summary["recovery"]["eval_perplexity"] > 1
     for wrong, message in (
-        (["train", "--model", "m"], "--data is required"),
+        (["train", "--model", "m"], "--data"),
         ([*line, "--restart", "--trainable", "some"], "positions"),
         ([*line, "--restart", "--fit-ratio", "7"], "between 0 and 1"),
+        ([*line, "--restart", "--lora-rank", "0"], "--lora-rank"),
+        ([*line, "--restart", "--mlm-probability", "2"], "--mlm-probability"),
         ([*line, "--restart", "--hidden-loss-weight", "-1"], "hidden loss weight"),
         ([*line, "--restart", "--max-step", "1"], "Did you mean --max-steps?"),
         ([*line, "--restart", "--report-to", "clearml"], "pip install clearml"),
@@ -88,7 +91,7 @@ def test_config_file_is_read_like_the_command_line(stock: dict[str, Path], text:
         ({"teacher": "maybe"}, "Invalid value.*--teacher"),
         ({"lora_rank": 1.5}, "Invalid value.*--lora-rank"),
         ({"fit-ratio": "much"}, "Invalid value.*--fit-ratio"),
-        ({"data": "[a, b]"}, "single value"),
+        ({"data": "[a, b]"}, "No data found"),
         ({"restart": "true"}, "only on the command line"),
     ):
         refused = run_config(**changes)

@@ -29,12 +29,12 @@ def test_state_round_trip(tmp_path: Path) -> None:
     }
     write_state(state, tmp_path / "state.safetensors")
     restored = read_state(tmp_path / "state.safetensors")
-    assert restored["param_groups"][0] == {**state["param_groups"][0], "betas": [0.9, 0.999]}  # type: ignore[index]
+    assert restored["param_groups"] == state["param_groups"]
     assert torch.equal(restored["state"][0]["exp_avg"], state["state"][0]["exp_avg"])  # type: ignore[index]
     assert restored["state"][1] == {}
     assert restored["half"].dtype == torch.bfloat16
     assert restored["numbers"] == [0.1, -1, "text"]
-    with pytest.raises(TypeError, match="Cannot write a set"):
+    with pytest.raises(TypeError, match="set"):
         write_state({"x": {1, 2}}, tmp_path / "other.safetensors")
 
 
@@ -155,5 +155,5 @@ def test_only_directories_of_runs_are_cleared(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {RUN_STATE_FILE, "mine.txt"}
     run_state(tmp_path)  # if it is interrupted now, the directory still counts as a run's
     (tmp_path / RUN_STATE_FILE).write_text("{")
-    with pytest.raises(PosEncError, match=r"Cannot read.*--restart"):
+    with pytest.raises(PosEncError, match="run.json is not a valid JSON file"):
         run_state(tmp_path)

@@ -15,7 +15,7 @@ from hf_posenc.training.data import (
     DOCUMENTS_PER_BATCH,
     IGNORE_INDEX,
     RowBuilder,
-    StagedDataset,
+    concatenate_stages,
     pack_documents,
     pack_segments,
     unpacked_remainder,
@@ -135,9 +135,8 @@ def test_labels_are_found() -> None:
     config = tiny.config("bert")
 
     def find_labels(labels: list[Any], column: str = "label", has_head: bool = False) -> Labels:
-        return Labels.find(
-            config, has_head, Dataset.from_dict({"text": ["w10"] * len(labels), column: labels}), "label"
-        )
+        config.architectures = ["BertForSequenceClassification"] if has_head else ["BertForMaskedLM"]
+        return Labels.find(config, Dataset.from_dict({"text": ["w10"] * len(labels), column: labels}), "label")
 
     assert find_labels([2, 0]).names == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert find_labels(["no", "yes", "no"]).names == ("no", "yes")
@@ -165,14 +164,19 @@ def test_train_length_is_parsed() -> None:
 
 def test_stages_follow_each_other_and_reshuffle() -> None:
     short, long = list(range(3)), list(range(100, 110))
-    staged = StagedDataset([short, long], [7, 5], seed=0)
-    seen = [staged[index] for index in range(len(staged))]
+
+    def staged(seed: int) -> list[int]:
+        stages = [Dataset.from_dict({"row": rows}) for rows in (short, long)]
+        return list(concatenate_stages(stages, [7, 5], seed)["row"])
+
+    seen = staged(seed=0)
+    assert len(seen) == 12
     assert sorted(seen[:3]) == short
     assert sorted(seen[3:6]) == short
     assert all(value >= 100 for value in seen[7:])
     assert len(set(seen[7:])) == 5
-    assert seen == [StagedDataset([short, long], [7, 5], seed=0)[index] for index in range(12)]
-    assert seen != [StagedDataset([short, long], [7, 5], seed=1)[index] for index in range(12)]
+    assert seen == staged(seed=0)
+    assert seen != staged(seed=1)
 
 
 def test_objective_is_inferred_from_the_head() -> None:

@@ -22,7 +22,7 @@ from hf_posenc.checkpoints import RUN_STATE_FILE, list_checkpoints, verify_manif
 from hf_posenc.cli import app
 from hf_posenc.errors import PosEncError
 from hf_posenc.training import Recipe, RecoveryTrainer, TrainRequest, checkpointing, train
-from hf_posenc.training.checkpointing import STAGING_DIRECTORY, DiskFullError
+from hf_posenc.training.checkpointing import STAGING_DIRECTORY
 from tests.support import word_level_tokenizer as word_level
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
@@ -165,7 +165,7 @@ def test_disk_full_while_writing_the_manifest(
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(checkpointing, "write_manifest", full)
-        with pytest.raises(DiskFullError, match="No space left"):
+        with pytest.raises(PosEncError, match="No space left"):
             run(source, out)
     assert [path.name for path in out.iterdir()] == [RUN_STATE_FILE]
     run(source, out)
@@ -190,7 +190,7 @@ def test_disk_full_while_writing_state(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpointing, "write_state", full)
-        with pytest.raises(DiskFullError, match="No space left.*resume"):
+        with pytest.raises(PosEncError, match="No space left.*resume"):
             run(source, out)
     assert [path.name for path in out.glob("*-*")] == ["checkpoint-2"]
     assert not (out / STAGING_DIRECTORY).exists()
