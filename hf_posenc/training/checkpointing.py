@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
@@ -45,6 +46,8 @@ STAGING_DIRECTORY = ".unfinished"
 OPTIMIZER_FILE, SCHEDULER_FILE, SCALER_FILE = "optimizer.safetensors", "scheduler.safetensors", "scaler.safetensors"
 TRAINABLE_FILE = "trainable.safetensors"
 """The parameters that are trained next to frozen ones. The model's file has the adapters merged into its weights."""
+GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
+"""Gather the state of a model that FSDP2 has sharded; all processes must do so."""
 
 
 class CheckpointingTrainer(Trainer):
@@ -86,6 +89,14 @@ class CheckpointingTrainer(Trainer):
     def _get_output_dir(self, trial: object) -> str:
         return str(self._staging) if self._staging else super()._get_output_dir(trial)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if not self.is_fsdp_enabled:
+            super().save_model(output_dir, _internal_call)
+            return
+        weights = get_model_state_dict(self.model, options=GATHERED)
+        if self.args.should_save:
+            self._save(output_dir, weights)
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         if not self.args.should_save:  # newer versions of transformers call it in every process
             super()._save(output_dir, state_dict)
@@ -107,10 +118,8 @@ class CheckpointingTrainer(Trainer):
         (directory / "training_args.json").write_text(arguments, encoding="utf-8")
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> TrainOutput:
-        if self.is_fsdp_enabled:
-            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")  # save whole weights
-            if resume_from_checkpoint:  # before the weights are sharded
-                self._load_weights(resume_from_checkpoint)
+        if resume_from_checkpoint and self.is_fsdp_enabled:  # before the weights are sharded
+            self._load_weights(resume_from_checkpoint)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -136,8 +145,7 @@ class CheckpointingTrainer(Trainer):
             super()._save_optimizer_and_scheduler(output_dir)
             return
         if self.is_fsdp_enabled:
-            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-            state = get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=options)
+            state = get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=GATHERED)
         else:
             state = self.optimizer.state_dict()
         if self.args.should_save:

@@ -69,27 +69,22 @@ class RowBuilder:
         return rows
 
     def _document_packer(self, column: str) -> Callable[[Columns, list[int]], Columns]:
-        """Carries the remainder of each batch over to the next, so that rows do not depend on the batch size."""
+        """Packs documents that end with the end-of-text token, and carries what is left over to the next batch."""
         remainder: list[list[int]] = []
 
         def pack(batch: Columns, indices: list[int]) -> Columns:
             if indices[0] == 0:  # a stream that starts over
                 remainder.clear()
-            documents = [*remainder, *self._tokenize_documents(batch[column], column)]
-            remainder[:] = unpacked_remainder(documents, self.length)
-            return pack_documents(documents, self.length)
+            documents = [document for document in batch[column] if document]
+            if column != INPUT_IDS and documents:
+                assert self.tokenizer is not None
+                end = self.tokenizer.eos_token_id
+                documents = self.tokenizer(documents, verbose=False, return_attention_mask=False)[INPUT_IDS]
+                documents = [ids if end is None or ids[-1:] == [end] else [*ids, end] for ids in documents]
+            rows, remainder[:] = pack_documents([*remainder, *documents], self.length)
+            return rows
 
         return pack
-
-    def _tokenize_documents(self, texts: list[Any], column: str) -> list[list[int]]:
-        """Whole documents, each ending with the end-of-text token."""
-        texts = [text for text in texts if text]
-        if column == INPUT_IDS or not texts:
-            return texts
-        assert self.tokenizer is not None
-        end = self.tokenizer.eos_token_id
-        documents = self.tokenizer(texts, verbose=False, return_attention_mask=False)[INPUT_IDS]
-        return [ids if end is None or ids[-1:] == [end] else [*ids, end] for ids in documents]
 
     def _segment_rows(self, batch: Columns, column: str) -> Columns:
         """Documents cut to the row length, each segment with its own special tokens."""
@@ -113,28 +108,22 @@ class RowBuilder:
         return {**rows, "labels": [self.labels.class_id(label) for label in batch[self.label_column]]}
 
 
-def pack_documents(documents: list[list[int]], length: int) -> Columns:
-    """Full rows for a causal model: ids, positions, and labels without the first token of each document."""
+def pack_documents(documents: list[list[int]], length: int) -> tuple[Columns, list[list[int]]]:
+    """Full rows for a causal model, and what is left over for the next row.
+
+    The rows have ids, positions, and labels without the first token of each document.
+    """
     sizes = np.array([len(document) for document in documents], dtype=np.int64)
-    num_rows = int(sizes.sum()) // length
-    ids = np.fromiter(itertools.chain.from_iterable(documents), dtype=np.int64, count=num_rows * length)
-    slots = np.arange(num_rows * length)
-    starts = np.repeat(sizes.cumsum() - sizes, sizes)[: num_rows * length]
-    positions = slots - np.maximum(starts, slots // length * length)
+    starts = sizes.cumsum() - sizes
+    used = int(sizes.sum()) // length * length
+    remainder = [ids[max(used - start, 0) :] for ids, start in zip(documents, starts, strict=True)]
+    ids = np.fromiter(itertools.chain.from_iterable(documents), dtype=np.int64, count=used)
+    slots = np.arange(used)
+    positions = slots - np.maximum(np.repeat(starts, sizes)[:used], slots // length * length)
     labels = np.where(positions == 0, IGNORE_INDEX, ids)
     columns = {INPUT_IDS: ids, "position_ids": positions, "labels": labels}
-    return {name: values.reshape(num_rows, length).tolist() for name, values in columns.items()}
-
-
-def unpacked_remainder(documents: list[list[int]], length: int) -> list[list[int]]:
-    """The documents, and the rest of the one that was cut, that `pack_documents` leaves out."""
-    used = sum(map(len, documents)) // length * length
-    remainder = []
-    for document in documents:
-        if used < len(document):
-            remainder.append(document[used:])
-        used = max(used - len(document), 0)
-    return remainder
+    rows = {name: values.reshape(-1, length).tolist() for name, values in columns.items()}
+    return rows, [ids for ids in remainder if ids]
 
 
 def pack_segments(segments: list[list[int]], length: int, pad_token_id: int) -> Columns:

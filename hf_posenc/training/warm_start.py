@@ -85,21 +85,27 @@ def fit(
         >>> variant = AutoModelForCausalLM.from_pretrained(name, position_scheme="t5")
         >>> hf_posenc.fit(stock_model, variant, input_ids, projections=True)
     """
-    _check_inputs(input_ids, rows, steps)
+    if not isinstance(input_ids, torch.Tensor):
+        raise PosEncError(f"input_ids must be a tensor of token ids, got {type(input_ids).__name__}")
+    if input_ids.dtype not in (torch.long, torch.int) or input_ids.ndim != 2 or not input_ids.numel():
+        tensor = f"{input_ids.dtype} of shape {tuple(input_ids.shape)}"
+        raise PosEncError(f"input_ids must be integers of shape (batch, length), got {tensor}")
+    if rows < 1 or steps < 0:
+        raise PosEncError(f"steps must be at least 0 and rows at least 1, got steps={steps} and rows={rows}")
     was_training = variant.training
     variant.eval()
     results = []
     try:
         for stock_base, base in _paired_bases(stock_model, variant):
             divergence = _AttentionDivergence(stock_base, base, input_ids, rows)
-            rate = projection_learning_rate
-            if rate is None:
-                rate = PROJECTION_LEARNING_RATE * min(1.0, math.sqrt(REFERENCE_WIDTH / base.config.hidden_size))
-            groups = _parameter_groups(base, projections, learning_rate, rate)
+            groups = _parameter_groups(base, projections, learning_rate, projection_learning_rate)
             results.append(_minimize(divergence, groups, steps, progress))
     finally:
         variant.train(was_training)
-    return FitResult(*(statistics.fmean(values) for values in zip(*map(dataclasses.astuple, results), strict=True)))
+    return FitResult(
+        before=statistics.fmean(result.before for result in results),
+        after=statistics.fmean(result.after for result in results),
+    )
 
 
 @torch.no_grad()
@@ -143,36 +149,24 @@ def _drops_table(base: PreTrainedModel) -> bool:
     return base.architecture.table is not None and not any(s.uses_stock_table() for s in base.position_scheme)
 
 
-def _check_inputs(input_ids: Any, rows: int, steps: int) -> None:
-    if not isinstance(input_ids, torch.Tensor):
-        raise PosEncError(f"input_ids must be a tensor of token ids, got {type(input_ids).__name__}")
-    if input_ids.dtype not in (torch.long, torch.int) or input_ids.ndim != 2 or not input_ids.numel():
-        raise PosEncError(
-            f"input_ids must be integers of shape (batch, length), got {input_ids.dtype} of shape "
-            f"{tuple(input_ids.shape)}"
-        )
-    if rows < 1 or steps < 0:
-        raise PosEncError(f"steps must be at least 0 and rows at least 1, got steps={steps} and rows={rows}")
-
-
 def _parameter_groups(
-    base: PreTrainedModel, projections: bool, learning_rate: float, projection_rate: float
+    base: PreTrainedModel, projections: bool, learning_rate: float, projection_rate: float | None
 ) -> list[dict[str, Any]]:
     schemes = [parameter for name, parameter in base.named_parameters() if is_scheme_parameter(name)]
-    # Value and output projections get no gradient, so the optimizer leaves them alone.
-    attention = [
-        parameter
-        for module in _attentions(base)
-        for name, parameter in module.named_parameters()
-        if projections and not is_scheme_parameter(name)
-    ]
-    groups = ({"params": schemes, "lr": learning_rate}, {"params": attention, "lr": projection_rate})
+    groups: list[dict[str, Any]] = [{"params": schemes, "lr": learning_rate}]
+    if projections:
+        # Value and output projections get no gradient, so the optimizer leaves them alone.
+        modules = nn.ModuleList(_attentions(base))
+        weights = [parameter for name, parameter in modules.named_parameters() if not is_scheme_parameter(name)]
+        default_rate = PROJECTION_LEARNING_RATE * min(1.0, math.sqrt(REFERENCE_WIDTH / base.config.hidden_size))
+        groups.append({"params": weights, "lr": default_rate if projection_rate is None else projection_rate})
     return [group for group in groups if group["params"]]
 
 
 def _minimize(divergence: _AttentionDivergence, groups: list[dict[str, Any]], steps: int, progress: bool) -> FitResult:
     """Adam with a cosine schedule; everything is put back if that made the divergence worse."""
-    before = divergence.measure()
+    with torch.no_grad():
+        before = divergence(0).item()
     if not groups or not steps:
         return FitResult(before, before)
     parameters = [parameter for group in groups for parameter in group["params"]]
@@ -190,9 +184,9 @@ def _minimize(divergence: _AttentionDivergence, groups: list[dict[str, Any]], st
             loss.backward()
             optimizer.step()
             scheduler.step()
-    after = divergence.measure()
-    is_better = after <= before  # false for NaN
     with torch.no_grad():
+        after = divergence(0).item()
+        is_better = after <= before  # false for NaN
         for parameter, (value, requires_grad) in zip(parameters, initial, strict=True):
             if not is_better:
                 parameter.copy_(value)
@@ -211,32 +205,38 @@ class _AttentionDivergence:
                 "The effect of a position table is estimated from what several rows have in common: fit on at least 2 "
                 f"rows per step; got {len(input_ids)} rows, {rows} per step"
             )
-        self.base = base
-        self.stock_base = _reference_copy(stock_base, base)
+        self.base, self.stock_base = base, _reference_copy(stock_base, base)
         self.batches = input_ids[: len(input_ids) // rows * rows or len(input_ids)].split(rows)  # drops a short rest
 
     def __call__(self, step: int) -> torch.Tensor:
         """The mean over layers, heads and queries."""
         input_ids = self.batches[step % len(self.batches)].to(self.base.device)
-        with torch.no_grad():
-            stock_positions = self.stock_base.prepare_inputs({"input_ids": input_ids}).positions
-            inputs = _attention_inputs(self.stock_base, input_ids)
+        targets = self._stock_attention(input_ids)
         positions = self.base.prepare_inputs({"input_ids": input_ids}).positions
         total = torch.zeros((), device=input_ids.device)
-        attentions = zip(_attentions(self.stock_base), _attentions(self.base), inputs, strict=True)
-        for stock_attention, attention, states_BNE in attentions:
-            with torch.no_grad():
-                target = _attention_log_weights(stock_attention, states_BNE, stock_positions)
+        for attention, (states_BNE, target) in zip(_attentions(self.base), targets, strict=True):
             if self.drops_table:  # remove what the states at the same position have in common
                 states_BNE = states_BNE - (states_BNE.mean(0, keepdim=True) - states_BNE.mean((0, 1), keepdim=True))
             log_weights = _attention_log_weights(attention, states_BNE, positions)
             divergence = nn.functional.kl_div(log_weights, target, reduction="none", log_target=True)
             total = total + divergence.sum(-1).mean()
-        return total / len(inputs)
+        return total / len(targets)
 
-    def measure(self) -> float:
-        with torch.no_grad():
-            return self(0).item()
+    @torch.no_grad()
+    def _stock_attention(self, input_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For each layer, the hidden states that enter the stock model's attention, and its log attention weights."""
+        positions = self.stock_base.prepare_inputs({"input_ids": input_ids}).positions
+        targets = []
+
+        def record(attention: PosEncAttention, args: Any, kwargs: Any) -> None:
+            states_BNE = args[0] if args else kwargs["hidden_states"]
+            targets.append((states_BNE, _attention_log_weights(attention, states_BNE, positions)))
+
+        with contextlib.ExitStack() as hooks:
+            for attention in _attentions(self.stock_base):
+                hooks.enter_context(attention.register_forward_pre_hook(record, with_kwargs=True))
+            self.stock_base(input_ids)
+        return targets
 
 
 def _reference_copy(stock_base: PreTrainedModel, base: PreTrainedModel) -> PreTrainedModel:
@@ -247,20 +247,6 @@ def _reference_copy(stock_base: PreTrainedModel, base: PreTrainedModel) -> PreTr
 
 def _attentions(base: PreTrainedModel) -> list[PosEncAttention]:
     return base.architecture.self_attentions(base)
-
-
-def _attention_inputs(base: PreTrainedModel, input_ids: torch.Tensor) -> list[torch.Tensor]:
-    """The hidden states that enter each attention layer."""
-    inputs: list[torch.Tensor] = []
-
-    def record(module: nn.Module, args: Any, kwargs: Any) -> None:
-        inputs.append(args[0] if args else kwargs["hidden_states"])
-
-    with contextlib.ExitStack() as hooks:
-        for attention in _attentions(base):
-            hooks.enter_context(attention.register_forward_pre_hook(record, with_kwargs=True))
-        base(input_ids)
-    return inputs
 
 
 def _attention_log_weights(attention: PosEncAttention, states_BNE: torch.Tensor, positions: Positions) -> torch.Tensor:

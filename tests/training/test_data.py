@@ -18,7 +18,6 @@ from hf_posenc.training.data import (
     concatenate_stages,
     pack_documents,
     pack_segments,
-    unpacked_remainder,
 )
 from hf_posenc.training.objectives import Labels, Objective, infer_objective
 from tests.support import tiny_models as tiny
@@ -27,17 +26,18 @@ from tests.support import word_level_tokenizer as word_level
 
 def test_packed_rows_keep_every_token_in_order() -> None:
     documents = [[10, 11, 12], [20, 21, 22, 23, 24], [30]]
-    rows = pack_documents(documents, 4)
+    rows, remainder = pack_documents(documents, 4)
     assert rows["input_ids"] == [[10, 11, 12, 20], [21, 22, 23, 24]]
     assert rows["position_ids"] == [[0, 1, 2, 0], [0, 1, 2, 3]]
     assert rows["labels"] == [[IGNORE_INDEX, 11, 12, IGNORE_INDEX], [IGNORE_INDEX, 22, 23, 24]]
+    assert remainder == [[30]]
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 7, 16])
 def test_packed_rows_of_random_documents(length: int) -> None:
     generator = np.random.default_rng(length)
     documents = [generator.integers(5, 60, generator.integers(1, 12)).tolist() for _ in range(30)]
-    rows = pack_documents(documents, length)
+    rows, _ = pack_documents(documents, length)
     flat = [token for document in documents for token in document]
     assert [token for row in rows["input_ids"] for token in row] == flat[: len(flat) // length * length]
     document_positions = [position for document in documents for position in range(len(document))]
@@ -52,7 +52,7 @@ def test_packed_rows_of_random_documents(length: int) -> None:
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_packed_row_has_the_loss_of_its_documents(architecture: str) -> None:
     documents = [tiny.tokens(1, size, seed=size)[0].tolist() for size in (5, 9, 4)]
-    rows = {name: torch.tensor(values) for name, values in pack_documents(documents, 18).items()}
+    rows = {name: torch.tensor(values) for name, values in pack_documents(documents, 18)[0].items()}
     model = tiny.model(architecture, "alibi")
     together = model(**rows).loss.item()
     losses = []
@@ -105,7 +105,7 @@ def test_rows_do_not_depend_on_the_batch_size(streaming: bool) -> None:
     dataset = RowBuilder(word_level.tokenizer(), length, Objective.CAUSAL).build(
         documents.to_iterable_dataset() if streaming else documents
     )
-    expected = pack_documents([[5 + number % 50, 2] for number in range(count)], length)
+    expected, _ = pack_documents([[5 + number % 50, 2] for number in range(count)], length)
     for _ in range(2):  # a stream can be read again
         rows = list(dataset)
         assert len(rows) == 2 * count // length == 2
@@ -113,12 +113,12 @@ def test_rows_do_not_depend_on_the_batch_size(streaming: bool) -> None:
             assert [row[name] for row in rows] == values, name
 
 
-def test_unpacked_remainder() -> None:
+def test_remainder_of_packed_documents() -> None:
     documents = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert unpacked_remainder(documents, 4) == [[9]]
-    assert unpacked_remainder(documents, 5) == [[6, 7], [8, 9]]
-    assert unpacked_remainder(documents, 10) == documents
-    assert unpacked_remainder([], 4) == []
+    assert pack_documents(documents, 4)[1] == [[9]]
+    assert pack_documents(documents, 5)[1] == [[6, 7], [8, 9]]
+    assert pack_documents(documents, 10)[1] == documents
+    assert pack_documents([], 4)[1] == []
 
 
 def test_existing_input_ids_are_cut() -> None:
