@@ -97,7 +97,7 @@ class CheckpointingTrainer(Trainer):
         if self.args.should_save:
             self._save(output_dir, weights)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if not self.args.should_save:  # newer versions of transformers call it in every process
             super()._save(output_dir, state_dict)
             return
