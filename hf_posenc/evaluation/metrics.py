@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,7 +16,6 @@ from ..errors import PosEncError
 from .data import Windows, text_hash
 from .models import EvaluatedModel
 from .results import (
-    Estimate,
     EvaluationStopped,
     OrderResult,
     PerplexityResult,
@@ -23,7 +23,7 @@ from .results import (
     ShuffleResult,
     SimilarityResult,
     mean_estimate,
-    perplexity_from_loss,
+    perplexity_estimate,
 )
 
 MAX_EMBEDDED_WINDOWS = 512
@@ -51,10 +51,7 @@ def evaluate_perplexity(model: EvaluatedModel, length: int) -> PerplexityResult:
     zeros_S2K = torch.zeros(int(segments_W[-1]) + 1, 2, num_bins, dtype=torch.float64)
     sums_SK, counts_SK = zeros_S2K.index_add(0, segments_W, totals_W2K).unbind(1)
     sums_S, counts_S = sums_SK.sum(1), counts_SK.sum(1)
-
-    def perplexity(sums_S: torch.Tensor, counts_S: torch.Tensor) -> Estimate:
-        return perplexity_from_loss(mean_estimate(sums_S, counts_S, settings.confidence))
-
+    perplexity = partial(perplexity_estimate, confidence=settings.confidence)
     return PerplexityResult(
         model=model.name,
         length=length,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +21,12 @@ from .results import (
     PerplexityResult,
     Result,
     SimilarityResult,
-    mean_estimate,
-    perplexity_from_loss,
+    perplexity_estimate,
 )
 
 CSV_COLUMNS = ("metric", "model", "length", "breakdown", "quantity", "value", "low", "high", "stopped")
+Notes = dict[tuple[str, int | str], str]
+"""Footnotes about models that stopped, by model and either its maximum length or the reason."""
 BREAKDOWN_FIELDS = ("start", "end", "depth", "block_size")
 
 
@@ -65,8 +65,9 @@ class EvaluationReport:
                 continue
             if base.segment_tokens == result.segment_tokens:
                 losses, base_losses = torch.tensor([result.segment_losses, base.segment_losses], dtype=torch.float64)
-                difference = mean_estimate(losses - base_losses, torch.tensor(base.segment_tokens), self.confidence)
-                ratios[result.model, result.length] = perplexity_from_loss(difference)
+                counts = torch.tensor(base.segment_tokens)
+                ratio = perplexity_estimate(losses - base_losses, counts, self.confidence)
+                ratios[result.model, result.length] = ratio
         return ratios
 
     def is_comparable(self) -> bool:
@@ -116,7 +117,7 @@ class EvaluationReport:
         return path
 
     def __str__(self) -> str:
-        notes = _Notes()
+        notes: Notes = {}
         paragraphs = [self._perplexity_table(notes)] if self.perplexity else []
         if not self.is_comparable():
             paragraphs.append("Perplexities are not comparable: the models tokenize the text differently.")
@@ -129,13 +130,13 @@ class EvaluationReport:
         paragraphs += [f"[{number}] {text}" for number, text in enumerate(notes.values(), 1)]
         return "\n\n".join(paragraphs)
 
-    def _perplexity_table(self, notes: _Notes) -> str:
+    def _perplexity_table(self, notes: Notes) -> str:
         ratios = self.relative_perplexity()
         compared = [model for model in self.models if any(name == model for name, _ in ratios)]
         rows = [["length", *self.models, *(f"{model} / {self.models[0]}" for model in compared)]]
         for length in sorted({result.length for result in self.perplexity}):
             results = [result for result in self.perplexity if result.length == length]
-            cells = {result.model: notes.cell(result, result.perplexity) for result in results}
+            cells = {result.model: _cell(result, result.perplexity, notes) for result in results}
             multiple = "" if self.trained_length is None else f" ({length / self.trained_length:.3g}x)"
             relative = [str(ratios.get((model, length), "")) for model in compared]
             rows.append([f"{length:,}{multiple}", *(cells.get(model, "") for model in self.models), *relative])
@@ -173,18 +174,15 @@ def _csv_rows(metric: str, result: Result) -> Iterator[dict[str, object]]:
                 yield {**shared, "breakdown": "-".join(breakdown), "quantity": quantity, **numbers}
 
 
-class _Notes(dict[tuple[str, int | str], str]):
-    """Footnotes about models that stopped. A model's maximum length is explained once, not for every length."""
-
-    def cell(self, result: Result, value: object) -> str:
-        """A table cell: the value, or where the model stopped with a reference to the footnote."""
-        if result.stopped is None:
-            return "" if value is None else str(value)
-        reason, max_length = result.stopped.reason, result.stopped.max_length
-        key = (result.model, reason if max_length is None else max_length)
-        self.setdefault(key, f"{result.model}: {reason}")
-        text = "not measured" if max_length is None else f"stops at {max_length:,}"
-        return f"{text} [{list(self).index(key) + 1}]"
+def _cell(result: Result, value: object, notes: Notes) -> str:
+    """The value, or where the model stopped with a reference to a footnote: one per limit, not per length."""
+    if result.stopped is None:
+        return str(value)
+    reason, max_length = result.stopped.reason, result.stopped.max_length
+    key = (result.model, max_length or reason)
+    notes.setdefault(key, f"{result.model}: {reason}")
+    text = "not measured" if max_length is None else f"stops at {max_length:,}"
+    return f"{text} [{list(notes).index(key) + 1}]"
 
 
 def _passkey_cells(result: PasskeyResult) -> dict[str, str]:
@@ -205,29 +203,21 @@ def _similarity_cells(result: SimilarityResult) -> dict[str, str]:
     return {"reference": result.reference, "cosine": str(result.cosine), "correlation": correlation}
 
 
-def _table(title: str, results: Sequence[Result], cells: Callable[..., Mapping[str, str]], notes: _Notes) -> str:
+def _table(title: str, results: Sequence[Result], cells: Callable[..., Mapping[str, str]], notes: Notes) -> str:
     """One row per model and length; a model that stopped says so in the first column that it has no value for."""
     columns = [cells(result) if result.stopped is None else {} for result in results]
     names = list(dict.fromkeys(name for row in columns for name in row)) or [""]
     rows = [["model", "length", *names]]
     for result, row in zip(results, columns, strict=True):
         values = [row.get(name, "") for name in names]
-        rows.append([result.model, f"{result.length:,}", notes.cell(result, values[0]), *values[1:]])
+        rows.append([result.model, f"{result.length:,}", _cell(result, values[0], notes), *values[1:]])
     return _render(title, rows)
 
 
 def _render(title: str, rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, aligned to be read as plain text too."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.MARKDOWN)
-    for number, name in enumerate(rows[0]):
-        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
-    for row in rows[1:]:
-        table.add_row(*map(Text, row))
-    output = io.StringIO()
-    Console(file=output, width=10_000, color_system=None).print(table)
-    return f"{title}\n\n{output.getvalue().strip()}"
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
+    head, *body = [f"| {' | '.join(cells)} |" for cells in padded]
+    rule = "|".join("-" * (width + 2) for width in widths)
+    return "\n".join([title, "", head, f"|{rule}|", *body])

@@ -47,11 +47,6 @@ class Estimate:
         return f"{self.value:.4g} ({low:.4g} to {high:.4g})"
 
 
-def perplexity_from_loss(loss: Estimate) -> Estimate:
-    """Perplexity from a mean loss in nats, kept finite because JSON has no infinity."""
-    return loss.map(lambda nats: math.exp(min(nats, 700.0)))
-
-
 def mean_estimate(sums: torch.Tensor, counts: torch.Tensor, confidence: float) -> Estimate:
     """The mean over all tokens, given sums and token counts per independent text segment.
 
@@ -70,6 +65,11 @@ def mean_estimate(sums: torch.Tensor, counts: torch.Tensor, confidence: float) -
     standard_error = math.sqrt(num_segments / (num_segments - 1) * residuals.square().sum().item()) / total
     margin = student_t_quantile(0.5 + confidence / 2, num_segments - 1) * standard_error
     return Estimate(value, (value - margin, value + margin))
+
+
+def perplexity_estimate(losses: torch.Tensor, counts: torch.Tensor, confidence: float) -> Estimate:
+    """Perplexity, given losses and token counts per text segment; kept finite because JSON has no infinity."""
+    return mean_estimate(losses, counts, confidence).map(lambda nats: math.exp(min(nats, 700.0)))
 
 
 def proportion_estimate(successes: float, trials: int, confidence: float) -> Estimate:

@@ -65,20 +65,17 @@ def feature_ranges(*results: analysis.PositionEmbeddings) -> Figure:
     return figure
 
 
-def token_clusters(clusters: analysis.TokenClusters, num_tokens: int = len(style.COLORS) - 1) -> Figure:
+def token_clusters(clusters: analysis.TokenClusters) -> Figure:
     """Draw tokens at all positions in their principal plane, and spread against distance to the nearest token.
 
     Args:
-        clusters: The clusters to draw.
-        num_tokens: How many tokens to show in the plane.
+        clusters: The result of `analysis.token_clusters`. The plane shows the first tokens only.
 
     Returns:
         The figure; see `save_figure`.
     """
-    if num_tokens < 1:
-        raise PosEncError(f"num_tokens must be at least 1, got {num_tokens}")
     figure, (plane, spread) = style.subplots(1, 2, 10.5, 4.0)
-    for number, points in enumerate(clusters.projection[:num_tokens]):
+    for number, points in enumerate(clusters.projection[: len(style.COLORS) - 1]):
         x, y = points.T.tolist()
         marker, color, label = style.marker(number), style.color(number), clusters.labels[number]
         plane.scatter(x, y, s=9, marker=marker, color=color, label=label, alpha=0.7)

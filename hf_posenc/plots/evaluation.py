@@ -24,19 +24,17 @@ def length_curve_figure(report: EvaluationReport) -> Figure:
     return figure
 
 
-def position_figure(report: EvaluationReport, length: int | None = None) -> Figure:
-    """Perplexity by position within windows of one length; by default the longest that any model reaches."""
-    evaluated = [result for result in report.perplexity if result.positions]
-    if length is None and evaluated:
-        length = max(result.length for result in evaluated)
+def position_figure(report: EvaluationReport) -> Figure:
+    """Perplexity by position within windows of the longest length that any model reaches."""
+    length = max((result.length for result in report.perplexity if result.positions), default=0)
     figure, axes = _line_axes(report)
-    for result in evaluated:
+    for result in report.perplexity:
         if result.length == length:
             points = [((bin_.start + bin_.end) / 2, bin_.perplexity) for bin_ in result.positions]
             _draw_line(axes, points, result.model, report.models.index(result.model))
-    axes.set(xlabel=f"position in a window of {length or 0:,} tokens")
+    axes.set(xlabel=f"position in a window of {length:,} tokens")
     _use_log_scale(axes)
-    if length is not None and report.trained_length is not None and length > report.trained_length:
+    if report.trained_length is not None and length > report.trained_length:
         _mark_trained_length(axes, report.trained_length)
     style.legend_outside(figure, axes)
     return figure
@@ -111,7 +109,7 @@ FIGURES: dict[str, tuple[str, Callable[[EvaluationReport], Figure]]] = {
 def save_evaluation_figures(report: EvaluationReport, directory: str | Path) -> list[Path]:
     """Write PNG files for the metrics in the report and return the paths."""
     return [
-        style.save_figure(draw(report), Path(directory) / f"{name}.png", dpi=150)
+        style.save_figure(draw(report), Path(directory) / f"{name}.png")
         for name, (metric, draw) in FIGURES.items()
         if getattr(report, metric)
     ]

@@ -144,13 +144,12 @@ def check_figure_path(path: str | Path) -> None:
         raise PosEncError(f"Unknown figure format of {path}; expected a file ending in {', '.join(FIGURE_FORMATS)}")
 
 
-def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> Path:
+def save_figure(figure: Figure, path: str | Path) -> Path:
     """Write a figure to a file, creating parent directories as needed.
 
     Args:
         figure: A figure returned by a function of `hf_posenc.plots`.
         path: Output file ending in .png, .svg or .pdf.
-        dpi: Resolution of .png files.
 
     Returns:
         The path that was written.
@@ -162,7 +161,7 @@ def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> Path:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=dpi)
+        figure.savefig(path, dpi=150)
     except OSError as error:
         raise PosEncError(f"Cannot write the figure: {error}") from error
     return path

@@ -37,8 +37,11 @@ def test_figures_show_the_results() -> None:
     stock_label = "stock\n(stops at 48)"
     assert [length for length, _ in curves[stock_label]] == [12, 24]
     assert [line.get_color() for line in lines if line.get_label() in (stock_label, "alibi")] == list(COLORS[:2])
-    by_position = position_figure(report, 24).axes[0].lines
-    assert by_position[0].get_ydata().tolist() == [bin_.perplexity.value for bin_ in report.perplexity[1].positions]
+    by_position = position_figure(report).axes[0].lines
+    longest = report.perplexity[5]  # the only model that reaches 96 tokens
+    assert (longest.model, longest.length) == ("alibi", 96)
+    drawn = {line.get_label(): list(line.get_ydata()) for line in by_position}
+    assert drawn["alibi"] == [bin_.perplexity.value for bin_ in longest.positions]
     heat = passkey_figure(report, "preference").axes[1].images[0].get_array()
     assert heat.shape == (5, 3)
     assert heat[2, 1] == report.passkey[4].depths[2].preference.value

@@ -128,16 +128,14 @@ def test_separability() -> None:
 
 def test_token_clusters() -> None:
     clusters = analysis.token_clusters(analysis.build_model("sinusoidal"), 20, length=16)
-    figure = plots.token_clusters(clusters, num_tokens=3)
+    figure = plots.token_clusters(clusters)
     plane, spread = figure.axes
-    assert len(plane.collections) == 3
+    assert len(plane.collections) == 7  # one color each
     for points, dots in zip(clusters.projection, plane.collections, strict=False):
         assert same(dots.get_offsets(), points)
     measured = torch.stack([clusters.nearest_distance, clusters.spread], dim=1)
     assert same(spread.collections[0].get_offsets(), measured)
     assert_safe(figure)
-    with pytest.raises(PosEncError, match="num_tokens"):
-        plots.token_clusters(clusters, num_tokens=0)
 
 
 def test_attention_by_distance() -> None:
