@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
+import re
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import CommitInfo, HfApi
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
@@ -25,11 +25,10 @@ from ..checkpoints import (
 from ..config import REMOTE_CODE_MODULE, VariantConfig, write_remote_code_module
 from ..errors import PosEncError
 from ..model_types import VARIANT_PREFIX
-from .model_card import CARD_FILE, CardContent, is_replaceable, list_tags, read_local_card, write_card
-from .repository import Repository
+from .model_card import CARD_FILE, is_replaceable, list_tags, read_card, write_card
 
-FOREIGN_WEIGHTS = (".npy", ".npz", ".h5", ".msgpack")
-"""Suffixes of weights in formats that a push leaves out, as it does pickles."""
+WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
+"""Files that from_pretrained reads. Left over from an earlier push, they could be read instead of the new ones."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,38 +108,127 @@ def push_directory(
             validate_repo_id(base_model)
     except HFValidationError:
         raise PosEncError(f"base_model must be a Hub id such as openai-community/gpt2, got {base_model!r}") from None
-    local_card = read_local_card(directory)
+    local_card = read_card(directory / CARD_FILE)
     with translate_hub_errors(repo_id):
-        created = HfApi(token=token, library_name="hf_posenc").create_repo(repo_id, private=private, exist_ok=True)
-        repository = Repository.open(created.repo_id, revision, token, create_pr)
-        _check_repository(repository, private, force)
-        remote_card = repository.read_card()
-    card_source: Literal["generated", "local", "remote"] = "generated"
-    if not is_replaceable(local_card):
-        card_source = "local"
-    elif not is_replaceable(remote_card):
-        card_source = "remote"
-    else:
-        recorded = [card.data.get("base_model") for card in (local_card, remote_card) if card is not None]
-        base_model = base_model or config.base_model or next((name for name in recorded if name), None)
-        content = CardContent(repository.repo_id, config, directory, base_model, revision)
-        write_card(content, remote_card, local_card)
+        repo_id = HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True).repo_id
+        branch = Branch.open(repo_id, revision, token, create_pr)
+        _check_overwrite(branch, private, force)
+        remote_card = branch.read_card()
     write_remote_code_module(type(config), directory)
-    files = _variant_files(directory)
-    if card_source == "remote":
-        files.pop(CARD_FILE, None)
-    with translate_hub_errors(repository.repo_id):
-        commit = repository.commit(files, message, create_pr=create_pr)
+    card: Literal["generated", "local", "remote"] = "generated"
+    if not is_replaceable(local_card):
+        card = "local"
+    elif not is_replaceable(remote_card):
+        card = "remote"
+    else:
+        write_card(directory, config, repo_id, (remote_card, local_card), base_model, revision)
+    names = [CONFIG_NAME, f"{REMOTE_CODE_MODULE}.py", *(shard.path.name for shard in read_shards(directory))]
+    names += [] if SAFE_WEIGHTS_NAME in names else [SAFE_WEIGHTS_INDEX_NAME]
+    names += [] if card == "remote" else [CARD_FILE]
+    names += [path.as_posix() for path in companion_files(directory)]
+    files = {name: directory / name for name in names}
+    with translate_hub_errors(repo_id):
+        commit = branch.commit(files, message, create_pr=create_pr)
     return PushResult(
-        repo_id=repository.repo_id,
+        repo_id=repo_id,
         revision=commit.pr_revision or revision or "main",
         commit=commit.oid,
         url=commit.commit_url,
         files=tuple(sorted(files)),
-        removed=tuple(repository.stale_weights(set(files))),
-        card=card_source,
+        removed=tuple(branch.stale_weights(files)),
+        card=card,
         pull_request=commit.pr_url,
     )
+
+
+def upload_saved_model(
+    directory: Path,
+    repo_id: str,
+    timestamps: dict[str, float],
+    message: str | None = None,
+    token: str | bool | None = None,
+    create_pr: bool = False,
+    revision: str | None = None,
+    description: str | None = None,
+) -> CommitInfo:
+    """The upload of `model.push_to_hub`, with a card for the variant and without stale shards.
+
+    Files that have not changed since `timestamps`, from before the model was saved, are not uploaded.
+    """
+    branch = Branch.open(repo_id, revision, token, create_pr)
+    files = {}
+    for path in (*directory.glob("*"), *directory.glob("*/*")):
+        name = path.relative_to(directory)
+        entry = directory / name.parts[0]
+        if path.is_file() and entry.stat().st_mtime > timestamps.get(entry.name, -1):
+            files[name.as_posix()] = path
+    saved_card, remote_card = read_card(directory / CARD_FILE), branch.read_card()
+    assert saved_card is not None
+    if is_replaceable(remote_card):
+        config = read_config(directory)
+        assert isinstance(config, VariantConfig)
+        # Metric files in the directory were not measured on the model as it is now.
+        tags = list_tags(saved_card)
+        write_card(directory, config, repo_id, [remote_card], revision=revision, tags=tags, measured=False)
+        files[CARD_FILE] = directory / CARD_FILE
+    elif remote_card is not None and remote_card.text.strip() != saved_card.text.strip():
+        files.pop(CARD_FILE, None)  # the card of another branch
+    return branch.commit(files, message or "Upload model", description, create_pr)
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A branch of a repository, as it was when it was read."""
+
+    api: HfApi
+    repo_id: str
+    revision: str | None
+    head: str
+    files: frozenset[str]
+    private: bool
+
+    @classmethod
+    def open(cls, repo_id: str, revision: str | None, token: str | bool | None, create_pr: bool) -> Branch:
+        """Read a branch of an existing repository; create it if needed."""
+        api = HfApi(token=token, library_name="hf_posenc")
+        if revision is not None and not revision.startswith("refs/pr"):
+            try:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            except HfHubHTTPError as error:  # the branch may exist, and a pull request needs no write access
+                if not (create_pr and error.response.status_code == 403):
+                    raise
+        info = api.model_info(repo_id, revision=revision or "main")
+        files = frozenset(sibling.rfilename for sibling in info.siblings or [])
+        return cls(api, repo_id, revision, str(info.sha), files, bool(info.private))
+
+    def download(self, name: str) -> Path | None:
+        """A local copy of a file, or None if it does not exist."""
+        return Path(self.api.hf_hub_download(self.repo_id, name, revision=self.head)) if name in self.files else None
+
+    def read_card(self) -> RepoCard | None:
+        return read_card(self.download(CARD_FILE))
+
+    def stale_weights(self, new_files: dict[str, Path]) -> list[str]:
+        """Weight files that a push of these files would leave behind; none if it pushes no weights."""
+        if not any(map(WEIGHTS.fullmatch, new_files)):
+            return []
+        return sorted(name for name in self.files - new_files.keys() if WEIGHTS.fullmatch(name))
+
+    def commit(
+        self, files: dict[str, Path], message: str, description: str | None = None, create_pr: bool = False
+    ) -> CommitInfo:
+        """Add files and delete stale weights. The Hub refuses it if the branch has changed since it was read."""
+        added = [CommitOperationAdd(name, str(path)) for name, path in sorted(files.items())]
+        deleted = [CommitOperationDelete(name, is_folder=False) for name in self.stale_weights(files)]
+        return self.api.create_commit(
+            self.repo_id,
+            [*added, *deleted],
+            commit_message=message,
+            commit_description=description,
+            revision=self.revision,
+            create_pr=create_pr,
+            parent_commit=self.head,
+        )
 
 
 def _read_variant(directory: Path) -> VariantConfig:
@@ -160,66 +248,20 @@ def _read_variant(directory: Path) -> VariantConfig:
     return config
 
 
-def _check_repository(repository: Repository, private: bool | None, force: bool) -> None:
-    if private and not repository.private:
+def _check_overwrite(branch: Branch, private: bool | None, force: bool) -> None:
+    if private and not branch.private:
         raise PosEncError(
-            f"{repository.repo_id} already exists and is public (nothing was pushed): make it private, or use another"
+            f"{branch.repo_id} already exists and is public (nothing was pushed): make it private, or use another"
         )
-    config = repository.read_text(CONFIG_NAME)
+    config = branch.download(CONFIG_NAME)
     if config is None or force:
         return
     try:
-        model_type = json.loads(config).get("model_type")
-    except (json.JSONDecodeError, AttributeError):
+        model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError):
         model_type = None
     if not str(model_type).startswith(VARIANT_PREFIX):
         raise PosEncError(
-            f"{repository.repo_id} contains a {model_type!r} model that is not a variant. Push to another repository "
+            f"{branch.repo_id} contains a {model_type!r} model that is not a variant. Push to another repository "
             "or --revision, or overwrite it with force=True (--force)"
         )
-
-
-def _variant_files(directory: Path) -> dict[str, Path]:
-    """The files that belong to a variant, by their names in the repository."""
-    names = [CONFIG_NAME, CARD_FILE, f"{REMOTE_CODE_MODULE}.py", *(shard.path.name for shard in read_shards(directory))]
-    if SAFE_WEIGHTS_NAME not in names:
-        names.append(SAFE_WEIGHTS_INDEX_NAME)
-    names += [path.as_posix() for path in companion_files(directory) if path.suffix not in FOREIGN_WEIGHTS]
-    return {name: directory / name for name in names if (directory / name).is_file()}
-
-
-def upload_saved_model(
-    directory: Path,
-    repo_id: str,
-    timestamps: dict[str, float],
-    message: str | None = None,
-    token: str | bool | None = None,
-    create_pr: bool = False,
-    revision: str | None = None,
-    description: str | None = None,
-) -> CommitInfo:
-    """The upload of `model.push_to_hub`, with a card for the variant and without stale shards.
-
-    Files that have not changed since `timestamps`, from before the model was saved, are not uploaded.
-    """
-    repository = Repository.open(repo_id, revision, token, create_pr)
-    changed = [path for path in sorted(directory.iterdir()) if os.path.getmtime(path) > timestamps.get(path.name, -1)]
-    files = {path.relative_to(directory).as_posix(): path for entry in changed for path in _files_under(entry)}
-    saved_card, remote_card = read_local_card(directory), repository.read_card()
-    assert saved_card is not None
-    if is_replaceable(remote_card):
-        config = read_config(directory)
-        assert isinstance(config, VariantConfig)
-        recorded = None if remote_card is None else remote_card.data.get("base_model")
-        # Metric files in the directory were not measured on the model as it is now, so the card shows none.
-        base_model = config.base_model or recorded
-        content = CardContent(repo_id, config, directory, base_model, revision, has_metrics=False)
-        write_card(content, remote_card, tags=list_tags(saved_card))
-        files[CARD_FILE] = directory / CARD_FILE
-    elif remote_card is not None and remote_card.text.strip() != saved_card.text.strip():
-        files.pop(CARD_FILE, None)  # the card of another branch
-    return repository.commit(files, message or "Upload model", description, create_pr)
-
-
-def _files_under(path: Path) -> list[Path]:
-    return [path] if path.is_file() else [child for child in sorted(path.iterdir()) if child.is_file()]
