@@ -8,11 +8,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from huggingface_hub.utils.sha import sha_fileobj
 from safetensors import SafetensorError
@@ -115,45 +115,37 @@ def resolve_output_dir(output_dir: str | Path, source: Path, force: bool) -> Pat
 def atomic_directory(target: Path, force: bool) -> Iterator[Path]:
     """Yield a temporary directory that becomes `target` on success and is removed on any error."""
     created_parents = [parent for parent in target.parents if not parent.exists()]
-    directory = _temporary_sibling(target, "partial")
     try:
-        directory.mkdir(parents=True)
-        yield directory
-        _flush(directory)
-        _move_into_place(directory, target, force)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".partial-", dir=target.parent, ignore_cleanup_errors=True) as temporary:
+            directory, previous = Path(temporary) / "new", Path(f"{temporary}-replaced")
+            directory.mkdir()
+            yield directory
+            _flush(directory)
+            try:
+                if force and target.exists():
+                    target.replace(previous)
+                directory.replace(target)  # fails if another process has put files there in the meantime
+            except BaseException:
+                if previous.exists():
+                    previous.replace(target)
+                raise
+            shutil.rmtree(previous, ignore_errors=True)
         created_parents = []
     except (OSError, SafetensorError) as error:
         if is_out_of_space(error):
             raise PosEncError(f"No space left on the disk of {target}; nothing was written") from error
         raise PosEncError(f"Could not write {target}, and removed what had been written: {error}") from error
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
         for parent in created_parents:
-            with suppress(OSError):  # another process has put files there in the meantime
+            with suppress(OSError):  # not empty: another process uses it too
                 parent.rmdir()
-
-
-def _temporary_sibling(target: Path, purpose: str) -> Path:
-    return target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.{purpose}")
 
 
 def _flush(directory: Path) -> None:
     """Flush files before the directory is renamed: a crash must not leave empty files under the final name."""
     for path in [*(path for path in directory.rglob("*") if path.is_file()), directory]:
         fsync(path)
-
-
-def _move_into_place(directory: Path, target: Path, force: bool) -> None:
-    previous = _temporary_sibling(target, "replaced")
-    if force and target.exists():
-        target.replace(previous)
-    try:
-        directory.replace(target)  # replaces an empty directory, but fails if it has been filled in the meantime
-    except BaseException:
-        if previous.exists():
-            previous.replace(target)
-        raise
-    shutil.rmtree(previous, ignore_errors=True)
 
 
 def write_manifest(directory: Path) -> None:

@@ -35,9 +35,8 @@ from .files import COMPANION_FILES, WEIGHT_FILES
 from .shards import Shard, read_shards
 
 MAX_JSON_BYTES = 64 * 2**20
-_LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN to a valid token from https://huggingface.co/settings/tokens."
 _ADVICE = {
-    401: _LOG_IN,
+    401: "Log in with `hf auth login`, or set HF_TOKEN to a token from https://huggingface.co/settings/tokens.",
     403: "Use a token with permission for it, push to your own namespace, or open a pull request with --create-pr.",
     404: "Check the name and the revision; a private repository needs a token that can read it.",
     409: "Someone else changed the repository in the meantime; nothing was committed. Check it and push again.",
@@ -53,10 +52,8 @@ def translate_hub_errors(repo: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         advice = _ADVICE.get(error.response.status_code, "")
         raise PosEncError(f"The Hub refused access to {repo!r}. {advice}\n{error}") from error
-    except errors.HFValidationError as error:
-        raise PosEncError(f"{repo!r} is not a valid repository id such as 'user/model': {error}") from error
-    except errors.LocalTokenNotFoundError as error:
-        raise PosEncError(f"No Hub token found for {repo!r}. {_LOG_IN}") from error
+    except (errors.HFValidationError, errors.LocalTokenNotFoundError) as error:  # both say what to do
+        raise PosEncError(f"Cannot access {repo!r} on the Hub: {error}") from error
     except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
         raise PosEncError(f"Could not reach the Hub for {repo!r}: {error}") from error
     except RuntimeError as error:  # raised by the client when a file cannot be uploaded

@@ -29,7 +29,7 @@ STEPS = [
     (convert, "save_file"),
     (shutil, "copyfile"),
     (files, "_flush"),
-    (files, "_move_into_place"),
+    (Path, "replace"),
 ]
 FAILURES = {
     "interrupt": (KeyboardInterrupt(), KeyboardInterrupt, None),
@@ -63,7 +63,7 @@ def test_failure_at_any_step_leaves_nothing_behind(
     with pytest.raises(expected, match=match):
         hf_posenc.convert_checkpoint(source, "deberta", tmp_path / "a" / "b" / "out")
     assert file_hashes(source) == before
-    complete = name == "_move_into_place" and after
+    complete = name == "replace" and after
     assert sorted(path.name for path in tmp_path.iterdir()) == (["a", "source"] if complete else ["source"])
     if complete:
         assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["out"]
@@ -266,6 +266,23 @@ def test_keeps_files_that_another_process_writes_meanwhile(tmp_path: Path, monke
     with pytest.raises(PosEncError, match="Could not write"):
         hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["theirs"]
+
+
+def test_failed_replacement_restores_the_old_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, replace = save_stock(tmp_path / "source"), Path.replace
+    hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
+    before = file_hashes(tmp_path / "out")
+
+    def fail_for_the_new_directory(path: Path, target: Path) -> Path:
+        if path.name == "new":
+            raise OSError(5, "Input/output error")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", fail_for_the_new_directory)
+    with pytest.raises(PosEncError, match="Input/output error"):
+        hf_posenc.convert_checkpoint(source, "alibi", tmp_path / "out", force=True)
+    assert file_hashes(tmp_path / "out") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 
 
 def test_variant_names_the_checkpoint_to_convert(tmp_path: Path) -> None:

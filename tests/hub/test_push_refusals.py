@@ -35,7 +35,7 @@ def test_stock_model_is_overwritten_only_with_force(hub: Hub, owner: Client, tmp
         ("me/variant", False, "hf auth login"),
         ("me/theirs", READER, "me/theirs.*--create-pr"),
         ("someone-else/new", OWNER, "someone-else/new.*--create-pr"),
-        ("a/b/c", OWNER, "not a valid repository id"),
+        ("a/b/c", OWNER, "a/b/c.*namespace/repo_name"),
     ],
 )
 def test_missing_permission(repo: str, token: Any, match: str, hub: Hub, owner: Client, tmp_path: Path) -> None:
