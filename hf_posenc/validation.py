@@ -19,8 +19,8 @@ MAX_SCHEMES = 32
 """Most schemes in one `position_scheme`."""
 MAX_DEPTH, MAX_VALUES, MAX_STRING = 8, 20_000, 10_000
 """Limits of a `position_scheme`: nesting depth, number of values, length of a string."""
-MAX_CONFIG_DEPTH, MAX_CONFIG_VALUES, MAX_CONFIG_STRING = 32, 1_000_000, 1_000_000
-"""Limits of a whole config.json, which may have long lists of labels."""
+CONFIG_LIMITS = (32, 1_000_000, 1_000_000)
+"""The same limits of a whole config.json, which may have long lists of labels."""
 MAX_SCHEME_PARAMETERS = 2**28
 """Most parameters that the schemes of a model may have, unless its layers have more."""
 MAX_MODEL_PARAMETERS = 2**40

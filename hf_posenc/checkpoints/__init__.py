@@ -15,10 +15,8 @@ from .files import (
     verify_manifest,
     write_manifest,
 )
-from .inspection import Inspection, inspect_checkpoint
-from .shards import read_shards
-from .source import read_config, read_config_fields, read_json_object, translate_hub_errors
-from .weight_check import is_scheme_parameter
+from .inspection import Inspection, inspect_checkpoint, is_scheme_parameter
+from .source import read_config, read_config_fields, read_json_object, read_shards, translate_hub_errors
 
 __all__ = ["Conversion", "Drift", "Inspection", "convert_checkpoint", "inspect_checkpoint"]
 # For other packages of hf_posenc:

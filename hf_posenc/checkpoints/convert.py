@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
@@ -23,10 +24,11 @@ from ..patches import SchemePlan, init_scheme_weights, plan_schemes, register_va
 from ..spec import PositionScheme
 from .drift import Drift, measure_drift
 from .files import atomic_directory, companion_files, resolve_output_dir
-from .shards import RotaryChange, rotary_feature_order
-from .source import Source, open_source
-from .weight_check import check_weights
+from .inspection import check_weights
+from .source import Shard, Source, open_source
 
+RotaryChange = Literal["interleaved_to_halves", "halves_to_interleaved"]
+"""Meta's LLaMA files and GPT-J rotate neighbouring features together, transformers features half a head apart."""
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 MAX_PROBLEMS_SHOWN = 3
 
@@ -112,7 +114,7 @@ def convert_checkpoint(
     config.record_base_model(source)
     register_variants(type(checkpoint.config))
     # Schemes are sized by the config, so the files must agree with it before they are built.
-    problems = check_weights(checkpoint.config, checkpoint.tensors, base_only=True).problems
+    _, problems, _ = check_weights(checkpoint.config, checkpoint.tensors, base_only=True)
     if problems:
         raise PosEncError(f"The weights do not fit config.json: {'; '.join(problems[:MAX_PROBLEMS_SHOWN])}")
     plan = plan_schemes(checkpoint.architecture, config)
@@ -179,6 +181,15 @@ def _row_orders(source: Source, plan: SchemePlan, change: RotaryChange | None) -
     return dict.fromkeys(projections, rotary_feature_order(change, shape.head_size, rotary_size))
 
 
+def rotary_feature_order(change: RotaryChange, head_size: int, rotary_size: int) -> list[int]:
+    """For each feature of a head, its index before the change. A partial rotation moves the first `rotary_size`."""
+    if rotary_size % 2 or not 0 < rotary_size <= head_size:
+        raise PosEncError(f"Rotary features come in pairs: cannot reorder {rotary_size} of {head_size} features")
+    pairs = (-1, 2) if change == "interleaved_to_halves" else (2, -1)
+    order = torch.arange(rotary_size).view(pairs).T.flatten()
+    return [*order.tolist(), *range(rotary_size, head_size)]
+
+
 @torch.no_grad()
 def _scheme_tensors(source: Source, plan: SchemePlan, seed: int) -> dict[str, torch.Tensor]:
     """Initial parameters of the schemes, by their names in the checkpoint, in the dtype of most stock parameters."""
@@ -222,10 +233,10 @@ def _write_weights(
     for name, shard in zip(names, shards, strict=False):  # the last name may be that of the scheme's shard
         weight_map |= dict.fromkeys(shard.tensors.keys() - dropped, name)
         if shard.tensors.keys() & (dropped | row_orders.keys()):
-            shard.rewrite(directory / name, dropped, row_orders)
+            _rewrite(shard, directory / name, dropped, row_orders)
             rewritten.append(name)
         else:
-            shard.link_or_copy(directory / name)
+            _link_or_copy(shard, directory / name)
             linked.append(name)
     if added:
         save_file(added, directory / names[-1], metadata={"format": "pt"})
@@ -235,3 +246,21 @@ def _write_weights(
         index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
         (directory / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return linked, rewritten
+
+
+def _link_or_copy(shard: Shard, target: Path) -> None:
+    """Hard-link a shard, or copy it. Saving over a link leaves the original alone: safetensors replaces files."""
+    real_path = shard.path.resolve()
+    try:
+        os.link(real_path, target)
+    except OSError:
+        shutil.copyfile(real_path, target)
+
+
+def _rewrite(shard: Shard, target: Path, dropped: set[str], row_orders: dict[str, list[int]]) -> None:
+    """Save a copy without the dropped tensors and with the rows of others reordered. Loads the whole shard."""
+    tensors = {name: tensor for name, tensor in load_file(shard.path).items() if name not in dropped}
+    for name in row_orders.keys() & tensors.keys():
+        order = row_orders[name]  # of the rows of one head
+        tensors[name] = tensors[name].unflatten(0, (-1, len(order)))[:, order].flatten(0, 1).contiguous()
+    save_file(tensors, target, metadata=shard.metadata or None)

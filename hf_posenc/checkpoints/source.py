@@ -16,23 +16,17 @@ from typing import Any
 
 import torch
 from huggingface_hub import errors, snapshot_download
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.utils import CONFIG_NAME, cached_file
+from transformers.modeling_utils import str_to_torch_dtype
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from ..config import BASE_MODEL_KEY, VariantConfig
 from ..errors import PosEncError
 from ..model_types import VARIANT_PREFIX
 from ..patches import ARCHITECTURES, Architecture
-from ..validation import (
-    MAX_CONFIG_DEPTH,
-    MAX_CONFIG_STRING,
-    MAX_CONFIG_VALUES,
-    check_json_limits,
-    check_model_sizes,
-    truncate_repr,
-)
-from .files import COMPANION_FILES, WEIGHT_FILES
-from .shards import Shard, read_shards
+from ..validation import CONFIG_LIMITS, check_json_limits, check_model_sizes, truncate_repr
+from .files import COMPANION_FILES, WEIGHT_FILES, list_pickles
 
 MAX_JSON_BYTES = 64 * 2**20
 _ADVICE = {
@@ -73,7 +67,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise PosEncError("expected a JSON object")
-        check_json_limits(values, path.name, MAX_CONFIG_DEPTH, MAX_CONFIG_VALUES, MAX_CONFIG_STRING)
+        check_json_limits(values, path.name, *CONFIG_LIMITS)
     except (OSError, ValueError, RecursionError) as error:
         raise PosEncError(f"{path} is not a valid JSON file: {truncate_repr(error, str)}") from None
     return values
@@ -107,6 +101,58 @@ def read_config(source: str | Path, revision: str | None = None) -> PreTrainedCo
     except Exception as error:  # config constructors raise many kinds of errors for wrong types
         hint = "" if isinstance(checkpoint, Path) else " (not a local directory, so it was looked up on the Hub)"
         raise PosEncError(f"Cannot read the config of {source}{hint}: {truncate_repr(error, str)}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A valid safetensors file: its tensors by name, on the meta device, and its metadata."""
+
+    path: Path
+    tensors: dict[str, torch.Tensor]
+    metadata: dict[str, str]
+
+    @classmethod
+    def open(cls, path: Path) -> Shard:
+        """Read the header of a file. Raises `PosEncError` if the file is missing, damaged or incomplete."""
+        if not path.is_file():
+            raise PosEncError(f"{path} is missing" if not path.exists() else f"{path} is not a file")
+        tensors = {}
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    header = file.get_slice(name)
+                    # Quantized formats such as F4 are not in the table; their shapes are enough to link or list them.
+                    dtype = str_to_torch_dtype.get(header.get_dtype(), torch.uint8)
+                    tensors[name] = torch.empty(header.get_shape(), dtype=dtype, device="meta")
+                return cls(path, tensors, file.metadata() or {})
+        except (SafetensorError, OSError, RuntimeError) as error:  # torch refuses shapes that overflow
+            raise PosEncError(f"{path} is damaged, incomplete or not a safetensors file: {error}") from error
+
+
+def read_shards(directory: Path) -> tuple[Shard, ...]:
+    """Read the headers of a checkpoint's shards. Raises `PosEncError` if any is missing or damaged."""
+    if (directory / SAFE_WEIGHTS_NAME).is_file():  # transformers also prefers the single file if both exist
+        return (Shard.open(directory / SAFE_WEIGHTS_NAME),)
+    index_path = directory / SAFE_WEIGHTS_INDEX_NAME
+    if not index_path.is_file():
+        pickles = list_pickles(directory)
+        warning = f" Found {pickles[0]}, a pickle, which can run arbitrary code when loaded." if pickles else ""
+        raise PosEncError(
+            f"{directory} has no {SAFE_WEIGHTS_NAME}; only safetensors are supported.{warning} If you trust it, load "
+            "it and save it again with save_pretrained"
+        )
+    try:
+        weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(weight_map.values()))
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise PosEncError(f"{index_path} is not an index of shards: {error!r}") from None
+    if any(not isinstance(name, str) or Path(name).name != name for name in files):
+        raise PosEncError(f"{index_path} lists files outside of {directory}")
+    shards = {name: Shard.open(directory / name) for name in files}
+    for name, file in weight_map.items():
+        if name not in shards[file].tensors:
+            raise PosEncError(f"{index_path} lists tensor {name!r} in {file}, which does not contain it")
+    return tuple(shards.values())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""The Typer application that all commands are registered on, and what they share; and the command `schemes`.
-
-Exit codes: 0 success, 1 failure or interrupt, 2 a request that cannot be met.
-"""
+"""The Typer application that all commands are registered on, and what they share; and the command `schemes`."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="hf-posenc",
-    help="Change the positional encoding of BERT, GPT-2 and LLaMA checkpoints.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -74,6 +70,5 @@ def schemes(as_json: Json = False) -> None:
     infos = list_schemes()
     if as_json:
         typer.echo(json.dumps({name: dataclasses.asdict(info) for name, info in infos.items()}, default=str, indent=1))
-        return
-    for info in infos.values():
-        typer.echo(str(info))
+    else:
+        typer.echo("\n".join(map(str, infos.values())))

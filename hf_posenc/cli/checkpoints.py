@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import PosEncError
 from .app import Json, app, exit_on_user_error, parse_scheme_option
 
 
@@ -48,10 +49,7 @@ def convert(
             rotary_weights=rotary_weights,  # type: ignore[arg-type]
             drift_text=drift_text,
         )
-    if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(conversion), default=str, indent=1))
-    else:
-        typer.echo(str(conversion))
+    typer.echo(json.dumps(dataclasses.asdict(conversion), default=str, indent=1) if as_json else str(conversion))
 
 
 @app.command()
@@ -70,7 +68,6 @@ def inspect(
     """
     with exit_on_user_error():
         from ..checkpoints import inspect_checkpoint
-        from ..errors import PosEncError
 
         inspection = inspect_checkpoint(directory)
         typer.echo(json.dumps(inspection.to_dict(), indent=1, default=str) if as_json else str(inspection))

@@ -18,14 +18,13 @@ from transformers import AutoModelForCausalLM
 import hf_posenc
 from hf_posenc import PosEncError
 from hf_posenc.checkpoints import convert, files
-from hf_posenc.checkpoints.shards import Shard
 from tests.checkpoints.stock_checkpoints import file_hashes, save_stock, update_json
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 
 STEPS = [
-    (Shard, "link_or_copy"),
-    (Shard, "rewrite"),
+    (convert, "_link_or_copy"),
+    (convert, "_rewrite"),
     (convert, "save_file"),
     (shutil, "copyfile"),
     (files, "_flush"),
@@ -74,6 +73,12 @@ def _header_length(path: Path, length: int) -> None:
     path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
 
 
+def _empty_tensor_of_absurd_shape(path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}
+    header = json.dumps({"x": entry}).ljust(96).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
 DAMAGE: dict[str, Callable[[Path], Any]] = {
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:-8]),
     "too long": lambda path: path.write_bytes(path.read_bytes() + b"12345678"),
@@ -84,6 +89,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "wrong offset": lambda path: path.write_bytes(
         path.read_bytes().replace(b'"data_offsets":[0,', b'"data_offsets":[1,', 1)
     ),
+    "absurd shape": _empty_tensor_of_absurd_shape,
     "missing": Path.unlink,
     "empty": lambda path: path.write_bytes(b""),
     "directory": lambda path: (path.unlink(), path.mkdir()),

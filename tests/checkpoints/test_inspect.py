@@ -17,7 +17,7 @@ from transformers import AutoModel, BertConfig, BertModel
 from typer.testing import CliRunner
 
 import hf_posenc
-from hf_posenc.checkpoints import shards, write_manifest
+from hf_posenc.checkpoints import source, write_manifest
 from hf_posenc.cli import app
 from tests.checkpoints.stock_checkpoints import update_json
 from tests.support import tiny_models as tiny
@@ -181,7 +181,7 @@ class HeaderOnly:
 
 def test_neither_reads_nor_allocates_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = save_variant(tmp_path)
-    monkeypatch.setattr(shards, "safe_open", HeaderOnly)
+    monkeypatch.setattr(source, "safe_open", HeaderOnly)
     for name in ("safetensors.safe_open", "torch.load", "safetensors.torch.load_file"):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("weights were read"))
     on_meta: list[bool] = []

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
 import hf_posenc
 from hf_posenc import PosEncError
-from hf_posenc.checkpoints.shards import RotaryChange, reorder_rows, rotary_feature_order
+from hf_posenc.checkpoints.convert import RotaryChange, rotary_feature_order
 from hf_posenc.schemes.learned import extended_rows
 from tests.support import tiny_models as tiny
 
@@ -25,7 +25,8 @@ def compute_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def reorder_rotary(weight: torch.Tensor, change: RotaryChange, head_size: int, rotary_size: int | None = None) -> Any:
-    return reorder_rows(weight, rotary_feature_order(change, head_size, rotary_size or head_size))
+    order = rotary_feature_order(change, head_size, rotary_size or head_size)
+    return torch.cat([head[order] for head in weight.split(head_size)])
 
 
 @pytest.mark.parametrize("rotary_size", [None, 4])
