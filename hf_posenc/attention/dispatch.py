@@ -63,22 +63,11 @@ class AttentionCall:
         kwargs = {"scaling": self.scaling, "dropout": self.dropout, **self.stock_kwargs}
         return self.stock(self.module, query, key, value, mask, **kwargs)
 
-    def requires_grad(self) -> bool:
-        """Whether any input or term needs a gradient."""
-        if not torch.is_grad_enabled():
-            return False
-        tensors = [self.query, self.key, self.value]
-        for term in (*self.terms, *self.value_tables):
-            tensors.extend(_tensors(term))
-        return any(tensor.requires_grad for tensor in tensors)
 
-
-def _tensors(term: Term | DistanceTable) -> Iterator[torch.Tensor]:
+def _requires_grad(term: Term | DistanceTable) -> bool:
     if isinstance(term, torch.Tensor):
-        yield term
-    else:
-        for field in dataclasses.fields(term):
-            yield from _tensors(getattr(term, field.name))
+        return term.requires_grad
+    return any(_requires_grad(getattr(term, field.name)) for field in dataclasses.fields(term))
 
 
 def iter_head_slices(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
@@ -137,6 +126,7 @@ class DispatchKey(NamedTuple):
     def of(cls, call: AttentionCall) -> DispatchKey:
         mask = call.attention_mask
         is_padding = mask is not None and call.positions.spans is not None
+        inputs = (call.query, call.key, call.value, *call.terms, *call.value_tables)
         return cls(
             backend=call.positions.backend,
             term_types=frozenset(map(type, call.terms)),
@@ -146,14 +136,10 @@ class DispatchKey(NamedTuple):
             single_query=call.query.shape[2] < 2,
             on_cpu=call.query.device.type == "cpu",
             tracing=is_tracing(),
-            requires_grad=call.requires_grad(),
+            requires_grad=torch.is_grad_enabled() and any(map(_requires_grad, inputs)),
             mask_requires_grad=isinstance(mask, torch.Tensor) and mask.requires_grad,
             dropout=call.dropout > 0,
         )
-
-    @property
-    def by_distance_only(self) -> bool:
-        return self.term_types == {DistanceBias} and not self.has_value_terms
 
 
 def select_path(key: DispatchKey) -> tuple[AttentionPath, str]:
@@ -196,7 +182,7 @@ def select_path(key: DispatchKey) -> tuple[AttentionPath, str]:
             dense if all_heads else AttentionPath.DENSE_BIAS_BY_HEADS,
             "with gaps or packed rows, every pair of query and key has its own distance",
         )
-    if not key.by_distance_only:
+    if key.has_value_terms or key.term_types != {DistanceBias}:
         what = "vectors are added to the values" if key.has_value_terms else "terms depend on content or positions"
         return AttentionPath.CHUNKED, f"{what}: computed per chunk, and again in the backward pass"
     if key.dropout:

@@ -106,8 +106,12 @@ def posenc_attention_forward(
                 kwargs.pop("position_ids", None)
             module = _with_stock_config(module)
         return stock(module, query, key, value, attention_mask, **kwargs)
-    call, path = _prepare_call(module, stock, unrotated_query, query, key, value, attention_mask, posenc, kwargs)
-    output, weights = run_path(call, path)
+    call = _prepare_call(module, stock, unrotated_query, query, key, value, attention_mask, posenc, kwargs)
+    path, reason = select_path(DispatchKey.of(call))
+    if path is AttentionPath.REFUSED:
+        check_backend(backend, [active.scheme for active in (*posenc.score, *posenc.value)])
+        raise PosEncError(reason)
+    output, weights = PATHS[path](call)
     return output, weights if backend == "eager" else None  # matches SDPA, which returns no weights
 
 
@@ -121,15 +125,17 @@ def _prepare_call(
     attention_mask: Any,
     posenc: LayerSchemes,
     kwargs: dict[str, Any],
-) -> tuple[AttentionCall, AttentionPath]:
-    """Collect what the schemes add, and choose how to compute it."""
+) -> AttentionCall:
+    """Collect what the schemes add, and bring everything to the dtype of the kernels."""
     positions = posenc.positions
     if key.shape[2] != positions.key_length:
         raise PosEncError(
             f"The cache returned {key.shape[2]} keys where {positions.key_length} were expected. This cache class "
             "drops or moves keys, so their positions are lost; use DynamicCache or StaticCache"
         )
-    dtype = _kernel_dtype(value)
+    dtype, device = value.dtype, value.device.type
+    if dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)  # narrows what a float32 rotation, or a cache of such keys, widened
     if not query.dtype == key.dtype == value.dtype == dtype:
         unrotated_query, query, key, value = (states.to(dtype) for states in (unrotated_query, query, key, value))
     is_causal = kwargs.get("is_causal")
@@ -147,7 +153,7 @@ def _prepare_call(
     scaled_query = scale_content(query, posenc.content_scale) if posenc.content_scale else query
     if causal and key.shape[2] > query.shape[2]:  # slots of a static cache that a first call leaves empty
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-    call = AttentionCall(
+    return AttentionCall(
         module=module,
         stock=stock,
         query=scaled_query,
@@ -163,11 +169,6 @@ def _prepare_call(
         content=content,
         stock_kwargs=kwargs,
     )
-    path, reason = select_path(DispatchKey.of(call))
-    if path is AttentionPath.REFUSED:
-        check_backend(positions.backend, [active.scheme for active in (*posenc.score, *posenc.value)])
-        raise PosEncError(reason)
-    return call, path
 
 
 PATHS: dict[AttentionPath, Callable[[AttentionCall], AttentionOutput]] = {
@@ -181,11 +182,6 @@ PATHS: dict[AttentionPath, Callable[[AttentionCall], AttentionOutput]] = {
 }
 
 
-def run_path(call: AttentionCall, path: AttentionPath) -> AttentionOutput:
-    """Compute attention on the selected path: (B, Q, H, D), and the weights if the path has them."""
-    return PATHS[path](call)
-
-
 def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
     """Raise PosEncError if a backend cannot add the terms of a scheme, or scheme spec, and would drop them."""
     if backend is None:
@@ -197,14 +193,6 @@ def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
                 f"attn_implementation={backend!r} cannot add the {seam} term of position scheme {names[0]!r} and would "
                 f"drop it; use one of {list(backends)}"
             )
-
-
-def _kernel_dtype(value: torch.Tensor) -> torch.dtype:
-    """The dtype for kernels. Autocast narrows what a rotation in float32, or a cache of such keys, has widened."""
-    device = value.device.type
-    if value.dtype == torch.float64 or device == "meta" or not torch.is_autocast_enabled(device):
-        return value.dtype
-    return torch.get_autocast_dtype(device)
 
 
 def _with_stock_config(module: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 import hf_posenc
 from hf_posenc.attention import function as attention
-from hf_posenc.attention.dispatch import AttentionPath
+from hf_posenc.attention.dispatch import AttentionPath, DispatchKey
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES, CASES, Case, pairs
 
@@ -34,20 +34,21 @@ def test_explain_says_what_is_done(case: Case, architecture: str, monkeypatch: p
     model, taken = tiny.model(architecture, case.scheme, **{DROPOUT[architecture]: 0.1}), []
     explanation = hf_posenc.explain(model)
     assert len(explanation.layers) == tiny.LAYERS
-    real = attention.run_path
+    select_path = attention.select_path
 
-    def watched(call: Any, path: AttentionPath) -> Any:
-        taken.append((call.module.layer_idx, path))
-        return real(call, path)
+    def watched(key: DispatchKey) -> Any:
+        path, reason = select_path(key)
+        taken.append(path)
+        return path, reason
 
-    monkeypatch.setattr(attention, "run_path", watched)
+    monkeypatch.setattr(attention, "select_path", watched)
     for situation, inputs in INPUTS.items():
         taken.clear()
         model.train(situation == "training with dropout")
         with torch.set_grad_enabled("training" in situation):
             model(tiny.tokens(2, 12), use_cache=False, **inputs)
         expected = [
-            (layer.layer, choice.path)
+            choice.path
             for layer in explanation.layers
             for choice in layer.choices
             if (choice.backend, choice.situation) == ("sdpa", situation) and choice.path is not AttentionPath.STOCK
