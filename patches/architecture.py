@@ -39,7 +39,7 @@ class Architecture:
     rotary: str | None = None
     """Path from the base model to its own rotary embedding."""
     is_causal: Callable[[Any], bool]
-    fill_inputs: Callable[[dict[str, Any]], None] = lambda inputs: None
+    fill_inputs: Callable[[dict[str, Any]], None] | None = None
     """Supplies what the stock forward would otherwise read from buffers of the trained length."""
     check_config: Callable[[Any], None] = lambda config: None
     """Raises PosEncError for settings that bypass the attention function."""

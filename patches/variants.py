@@ -36,12 +36,22 @@ _variant_classes: dict[type[PreTrainedModel], type[PreTrainedModel]] = {}
 _lock = threading.RLock()
 
 
+class ConfigAttribute:
+    """The `config` of a variant. Reads come from the instance; only setting it is intercepted."""
+
+    def __set__(self, model: nn.Module, config: Any) -> None:
+        # Composite models replace the configs of their parts; whichever it is, it must name the scheme.
+        if "config" in vars(model) and not isinstance(config, VariantConfig):
+            config.position_scheme = model.config.position_scheme
+        vars(model)["config"] = config
+
+
 class PosEncModel(ModelHooks):
     """Shared by the variant classes of all architectures and heads. Mixed in before the stock class."""
 
     architecture: ClassVar[Architecture]
     stock_class: ClassVar[type[PreTrainedModel]]
-    config: Any
+    config: Any = ConfigAttribute()
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(config, VariantConfig):
@@ -67,12 +77,6 @@ class PosEncModel(ModelHooks):
             config.record_base_model(checkpoint_name(config))
         # The checkpoint is not this model: an adapter that names it would be loaded onto a stock one.
         set_checkpoint_name(self, "")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Composite models replace the configs of their parts; whichever it is, it must name the scheme.
-        if name == "config" and hasattr(self, "config") and not isinstance(value, VariantConfig):
-            value.position_scheme = self.config.position_scheme
-        super().__setattr__(name, value)
 
     def init_scheme_weights(self, module: nn.Module) -> bool:
         return init_scheme_weights(module)
@@ -139,7 +143,8 @@ class PosEncBaseModel(PosEncModel):
             table=self.get_submodule(self.architecture.table) if state.scheme_owns_table else None,
         )
         positions = resolved.positions
-        self.architecture.fill_inputs(inputs)
+        if self.architecture.fill_inputs is not None:
+            self.architecture.fill_inputs(inputs)
         for index in state.at_embedding:
             inputs["inputs_embeds"] = schemes[index]("embed", inputs["inputs_embeds"], positions)
         inputs.update(position_ids=positions.queries_BQ, attention_mask=resolved.attention_mask, posenc=positions)

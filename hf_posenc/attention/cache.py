@@ -81,14 +81,6 @@ def self_attention_cache(cache: Cache | None) -> Cache | None:
     return getattr(cache, "self_attention_cache", cache)
 
 
-def cached_length(cache: Cache | None) -> int | torch.Tensor:
-    """The number of filled slots: a tensor while tracing a static cache, else an int."""
-    length: int | torch.Tensor = cache.get_seq_length() if cache is not None else 0
-    if isinstance(length, torch.Tensor):
-        return length.clone() if is_tracing() else int(length)
-    return length
-
-
 def static_cache_length(cache: Cache) -> int | None:
     """The number of slots of a static cache; None for a cache that grows."""
     max_length = getattr(cache, "get_max_length", None) or cache.get_max_cache_shape
@@ -96,13 +88,18 @@ def static_cache_length(cache: Cache) -> int | None:
     return length if length is not None and length > 0 else None
 
 
-def total_key_length(cache: Cache | None, past_length: int | torch.Tensor, num_queries: int) -> int:
-    """The number of keys that attention gets: a static cache returns all its slots, filled or not."""
-    slots = static_cache_length(cache) if cache is not None else None
-    if slots is not None:
-        return slots
-    assert isinstance(past_length, int)
-    return past_length + num_queries
+def cache_lengths(cache: Cache | None, num_queries: int) -> tuple[int | torch.Tensor, int]:
+    """The number of filled slots, a tensor while tracing a static cache, and the number of keys that attention gets."""
+    if cache is None:
+        return 0, num_queries
+    num_cached: int | torch.Tensor = cache.get_seq_length()
+    if isinstance(num_cached, torch.Tensor):
+        num_cached = num_cached.clone() if is_tracing() else int(num_cached)
+    num_slots = static_cache_length(cache)  # a static cache returns all its slots, filled or not
+    if num_slots is not None:
+        return num_cached, num_slots
+    assert isinstance(num_cached, int)
+    return num_cached, num_cached + num_queries
 
 
 def check_cache_order(cache: Cache | None, order: PositionOrder, needs_distances: bool) -> None:

@@ -20,14 +20,13 @@ from transformers.cache_utils import Cache
 from ..errors import PosEncError
 from ..schemes import LayerSeams, Positions, Scheme, is_tracing
 from .cache import (
+    cache_lengths,
     cache_record,
-    cached_length,
     check_cache_order,
     check_continues,
     concat_cached_positions,
     running_mean_embeds,
     self_attention_cache,
-    total_key_length,
 )
 from .masks import PositionOrder, classify_positions, document_mask, visible_keys
 
@@ -62,16 +61,14 @@ class TokenLayout:
     """Whether distances are the same slot by slot for every query."""
     cache: Cache | None
     num_cached: int | torch.Tensor
+    key_length: int
+    is_first_call: bool
     visible_BK: torch.Tensor | None
     """Which keys are tokens, not padding; None means all."""
     visible_BQK: torch.Tensor | None
     """Which keys each query sees, if the mask says so."""
     all_positions_BK: torch.Tensor | None
     """Including those in the cache, if they are known."""
-
-    @property
-    def is_first_call(self) -> bool:
-        return isinstance(self.num_cached, int) and self.num_cached == 0
 
 
 @dataclasses.dataclass
@@ -120,9 +117,9 @@ def resolve_positions(
     mask, position_ids = inputs.get("attention_mask"), inputs.get("position_ids")
     padding_BK = mask.reshape(num_rows, -1).bool() if isinstance(mask, torch.Tensor) and mask.dim() < 4 else None
     layout = _layout(inputs, tokens, padding_BK, needs)
-    key_length, keys_BK = total_key_length(layout.cache, layout.num_cached, num_queries), None
+    key_length, keys_BK = layout.key_length, None
     if needs.key_positions or not layout.uniform:
-        keys_BK = _key_positions(layout, key_length, padding_BK if position_ids is None else None, position_ids is None)
+        keys_BK = _key_positions(layout, padding_BK if position_ids is None else None, position_ids is None)
     if layout.uniform:
         last = num_queries - 1
         distances = torch.arange(num_queries + key_length - 1, device=tokens.device) - last - layout.num_cached
@@ -181,7 +178,7 @@ def _layout(
         visible_BQK = visible_keys(mask).any(1)
     visible_BK = padding_BK if visible_BQK is None else visible_BQK.any(1)
     cache = self_attention_cache(inputs.get("past_key_values"))
-    num_cached = cached_length(cache)
+    num_cached, key_length = cache_lengths(cache, num_queries)
     is_first_call = isinstance(num_cached, int) and num_cached == 0
     slots_BQ = torch.arange(num_queries, device=tokens.device)[None] + num_cached
     order, uniform = PositionOrder.CONTIGUOUS, True
@@ -198,8 +195,18 @@ def _layout(
             all_positions_BK = concat_cached_positions(cache, all_positions_BK, num_cached)
         if position_ids is not None and all_positions_BK is not None:
             check_continues(all_positions_BK, visible_BK, num_cached)
-    uniform = uniform or not needs.distances
-    return TokenLayout(queries_BQ, order, uniform, cache, num_cached, visible_BK, visible_BQK, all_positions_BK)
+    return TokenLayout(
+        queries_BQ=queries_BQ,
+        order=order,
+        uniform=uniform or not needs.distances,
+        cache=cache,
+        num_cached=num_cached,
+        key_length=key_length,
+        is_first_call=is_first_call,
+        visible_BK=visible_BK,
+        visible_BQK=visible_BQK,
+        all_positions_BK=all_positions_BK,
+    )
 
 
 def _row_spans(padding_BK: torch.Tensor, num_queries: int) -> tuple[tuple[int, int], ...] | None:
@@ -240,14 +247,13 @@ def _new_tokens(
     return values_BK[:, num_cached : num_cached + num_queries]
 
 
-def _key_positions(
-    layout: TokenLayout, key_length: int, padding_BK: torch.Tensor | None, by_slot: bool
-) -> torch.Tensor:
+def _key_positions(layout: TokenLayout, padding_BK: torch.Tensor | None, by_slot: bool) -> torch.Tensor:
     """(B, K): slots minus leading padding, or with explicit position_ids, what follows from them.
 
     On a first call the keys are the queries; later, a key's position is its count among the visible keys.
     """
-    queries_BQ, visible_BK, num_queries = layout.queries_BQ, layout.visible_BK, layout.queries_BQ.shape[-1]
+    queries_BQ, visible_BK, key_length = layout.queries_BQ, layout.visible_BK, layout.key_length
+    num_queries = queries_BQ.shape[-1]
     if by_slot:
         slots_BK = torch.arange(key_length, device=queries_BQ.device)[None]
         return (slots_BK if padding_BK is None else slots_BK - _leading_padding(padding_BK)).clamp(min=0)
