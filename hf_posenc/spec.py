@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 from collections.abc import Iterable
 from typing import Any, TypeAlias
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 from .errors import PosEncError
 from .registry import SCHEMES
 from .schemes import ModelShape, Options, Scheme
+from .schemes.base import LAYER_SEAMS
 from .validation import MAX_LAYERS, MAX_SCHEMES, check_json_limits, truncate_repr
 
 PositionScheme: TypeAlias = str | dict[str, Any] | list[str | dict[str, Any]]
@@ -31,9 +33,14 @@ class SchemeSpec:
     def name(self) -> str:
         return self.scheme.name
 
+    @functools.cached_property
+    def seams(self) -> frozenset[str]:
+        """The seams (`embed`, `rotate`, `score`, `content_scale`, `value`) at which it acts under its options."""
+        return frozenset(seam for seam in (*LAYER_SEAMS, "embed") if self.scheme.acts(seam, self.options))
+
     def acts_at(self, seam: str) -> bool:
-        """Whether the scheme acts at a seam (`embed`, `rotate`, `score`, `value`) under its options."""
-        return self.scheme.acts(seam, self.options)
+        """Whether the scheme acts at a seam under its options."""
+        return seam in self.seams
 
     def active_layers(self, num_layers: int) -> tuple[int, ...]:
         """The layers in which the scheme acts.

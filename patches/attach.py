@@ -83,7 +83,7 @@ def plan_schemes(architecture: Architecture, config: Any) -> SchemePlan:
     num_tables = sum(scheme.uses_stock_table() for scheme in schemes)
     if num_tables > 1:
         raise PosEncError("position_scheme lists 'learned' twice, but the architecture has one table; list it once")
-    seams = [{seam for seam in (*LAYER_SEAMS, "embed") if spec.acts_at(seam)} for spec in specs]
+    seams = [spec.seams for spec in specs]
     state = SchemeState(
         position_scheme=copy.deepcopy(config.position_scheme),
         active=tuple(_layer_seams(architecture, schemes, seams, layers, layer) for layer in range(shape.num_layers)),
@@ -99,7 +99,7 @@ def plan_schemes(architecture: Architecture, config: Any) -> SchemePlan:
 def _layer_seams(
     architecture: Architecture,
     schemes: list[Scheme],
-    seams: list[set[str]],
+    seams: list[frozenset[str]],
     layers: list[tuple[int, ...]],
     layer: int,
 ) -> LayerSeams:

@@ -39,7 +39,7 @@ _lock = threading.RLock()
 class ConfigAttribute:
     """The `config` of a variant. Reads come from the instance; only setting it is intercepted."""
 
-    def __set__(self, model: nn.Module, config: Any) -> None:
+    def __set__(self, model: Any, config: Any) -> None:
         # Composite models replace the configs of their parts; whichever it is, it must name the scheme.
         if "config" in vars(model) and not isinstance(config, VariantConfig):
             config.position_scheme = model.config.position_scheme
@@ -122,8 +122,8 @@ class PosEncBaseModel(PosEncModel):
         Raises:
             PosEncError: If the config was changed after the model was built, or positions cannot be resolved.
         """
-        config, state = self.config, self.posenc
-        if not is_tracing() and config.position_scheme != state.position_scheme:
+        config, state, tracing = self.config, self.posenc, is_tracing()
+        if not tracing and config.position_scheme != state.position_scheme:
             raise PosEncError(
                 f"config.position_scheme is {config.position_scheme!r}, but the model was built with "
                 f"{state.position_scheme!r}. Change a live model with hf_posenc.restore and hf_posenc.retrofit"
@@ -137,6 +137,7 @@ class PosEncBaseModel(PosEncModel):
             dtype=embedding.weight.dtype if inputs_embeds is None else inputs_embeds.dtype,
             backend=attn_implementation(config),
             causal=state.causal,
+            tracing=tracing,
             needs=state.needs,
             schemes=schemes,
             active=state.active,

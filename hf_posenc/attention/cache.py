@@ -88,18 +88,22 @@ def static_cache_length(cache: Cache) -> int | None:
     return length if length is not None and length > 0 else None
 
 
-def cache_lengths(cache: Cache | None, num_queries: int) -> tuple[int | torch.Tensor, int]:
-    """The number of filled slots, a tensor while tracing a static cache, and the number of keys that attention gets."""
+def cache_lengths(past_key_values: Cache | None, num_queries: int) -> tuple[Cache | None, int | torch.Tensor, int]:
+    """The self-attention cache, its number of filled slots, and the number of keys that attention gets.
+
+    While a static cache is traced, the number of filled slots is a tensor.
+    """
+    cache = getattr(past_key_values, "self_attention_cache", past_key_values)
     if cache is None:
-        return 0, num_queries
+        return None, 0, num_queries
     num_cached: int | torch.Tensor = cache.get_seq_length()
     if isinstance(num_cached, torch.Tensor):
         num_cached = num_cached.clone() if is_tracing() else int(num_cached)
     num_slots = static_cache_length(cache)  # a static cache returns all its slots, filled or not
     if num_slots is not None:
-        return num_cached, num_slots
+        return cache, num_cached, num_slots
     assert isinstance(num_cached, int)
-    return num_cached, num_cached + num_queries
+    return cache, num_cached, num_cached + num_queries
 
 
 def check_cache_order(cache: Cache | None, order: PositionOrder, needs_distances: bool) -> None:

@@ -187,8 +187,8 @@ def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
     if backend is None:
         return
     for seam, backends in (("score", SCORE_BACKENDS), ("value", VALUE_BACKENDS)):
-        names = [scheme.name for scheme in schemes if scheme.acts_at(seam)]
-        if names and backend not in backends:
+        names = [scheme.name for scheme in schemes if backend not in backends and scheme.acts_at(seam)]
+        if names:
             raise PosEncError(
                 f"attn_implementation={backend!r} cannot add the {seam} term of position scheme {names[0]!r} and would "
                 f"drop it; use one of {list(backends)}"

@@ -26,7 +26,6 @@ from .cache import (
     check_continues,
     concat_cached_positions,
     running_mean_embeds,
-    self_attention_cache,
 )
 from .masks import PositionOrder, classify_positions, document_mask, visible_keys
 
@@ -41,7 +40,7 @@ class PositionNeeds:
     length: bool
 
     @classmethod
-    def of(cls, schemes: Sequence[Scheme], seams: Sequence[set[str]]) -> PositionNeeds:
+    def of(cls, schemes: Sequence[Scheme], seams: Sequence[frozenset[str]]) -> PositionNeeds:
         pairs = list(zip(schemes, seams, strict=True))
         return cls(
             distances=any(scheme.needs_distances for scheme, acts in pairs if acts & {"score", "value"}),
@@ -63,6 +62,8 @@ class TokenLayout:
     num_cached: int | torch.Tensor
     key_length: int
     is_first_call: bool
+    leading_padding_B1: torch.Tensor | int
+    """How much padding is before the first token of each row, if a mask of two axes says so."""
     visible_BK: torch.Tensor | None
     """Which keys are tokens, not padding; None means all."""
     visible_BQK: torch.Tensor | None
@@ -88,6 +89,7 @@ def resolve_positions(
     dtype: torch.dtype,
     backend: str,
     causal: bool,
+    tracing: bool,
     needs: PositionNeeds,
     schemes: Sequence[Scheme],
     active: tuple[LayerSeams, ...],
@@ -100,6 +102,7 @@ def resolve_positions(
         dtype: The dtype of the token embeddings.
         backend: The attention backend that the model is set to.
         causal: Whether the model is causal.
+        tracing: Whether this pass is being compiled or exported, so that no tensor may be read.
         needs: What the schemes read.
         schemes: The schemes of the model.
         active: For each layer and seam, the indices of the schemes that act there.
@@ -119,7 +122,7 @@ def resolve_positions(
     layout = _layout(inputs, tokens, padding_BK, needs)
     key_length, keys_BK = layout.key_length, None
     if needs.key_positions or not layout.uniform:
-        keys_BK = _key_positions(layout, padding_BK if position_ids is None else None, position_ids is None)
+        keys_BK = _key_positions(layout, by_slot=position_ids is None)
     if layout.uniform:
         last = num_queries - 1
         distances = torch.arange(num_queries + key_length - 1, device=tokens.device) - last - layout.num_cached
@@ -137,8 +140,9 @@ def resolve_positions(
         if mask is not None and not isinstance(mask, torch.Tensor):
             raise PosEncError('query="context" has to read the attention mask: pass a tensor, not a BlockMask')
         context_BQE = running_mean_embeds(inputs["inputs_embeds"], layout, len(active), causal)
-    if needs.distances and padding_BK is not None and layout.is_first_call and layout.order is PositionOrder.CONTIGUOUS:
-        spans = _row_spans(padding_BK, num_queries)
+    may_have_spans = needs.distances and layout.is_first_call and layout.order is PositionOrder.CONTIGUOUS
+    if padding_BK is not None and may_have_spans and not tracing and tokens.device.type == "cpu":
+        spans = _row_spans(padding_BK[:, :num_queries])
     bounded = position_ids is None and isinstance(layout.num_cached, int)
     positions = Positions(
         layout.queries_BQ,
@@ -177,13 +181,13 @@ def _layout(
     if padding_BK is None and isinstance(mask, torch.Tensor):  # generate() prepares 4D masks for static caches
         visible_BQK = visible_keys(mask).any(1)
     visible_BK = padding_BK if visible_BQK is None else visible_BQK.any(1)
-    cache = self_attention_cache(inputs.get("past_key_values"))
-    num_cached, key_length = cache_lengths(cache, num_queries)
+    cache, num_cached, key_length = cache_lengths(inputs.get("past_key_values"), num_queries)
     is_first_call = isinstance(num_cached, int) and num_cached == 0
     slots_BQ = torch.arange(num_queries, device=tokens.device)[None] + num_cached
+    leading_padding_B1 = 0 if padding_BK is None else (padding_BK.cumsum(-1) == 0).sum(-1, keepdim=True)
     order, uniform = PositionOrder.CONTIGUOUS, True
     if position_ids is None:
-        queries_BQ = slots_BQ if padding_BK is None else (slots_BQ - _leading_padding(padding_BK)).clamp(min=0)
+        queries_BQ = slots_BQ if padding_BK is None else (slots_BQ - leading_padding_B1).clamp(min=0)
     else:
         queries_BQ = position_ids.reshape(-1, num_queries)
         order, uniform = classify_positions(queries_BQ, slots_BQ, _new_tokens(visible_BK, num_cached, num_queries))
@@ -203,17 +207,15 @@ def _layout(
         num_cached=num_cached,
         key_length=key_length,
         is_first_call=is_first_call,
+        leading_padding_B1=leading_padding_B1,
         visible_BK=visible_BK,
         visible_BQK=visible_BQK,
         all_positions_BK=all_positions_BK,
     )
 
 
-def _row_spans(padding_BK: torch.Tensor, num_queries: int) -> tuple[tuple[int, int], ...] | None:
-    """Where the tokens of each row start and end; None if there are holes between them. Read on the CPU only."""
-    if is_tracing() or padding_BK.device.type != "cpu":
-        return None
-    padding_BK = padding_BK[:, :num_queries]
+def _row_spans(padding_BK: torch.Tensor) -> tuple[tuple[int, int], ...] | None:
+    """Where the tokens of each row start and end; None if there are holes between them."""
     counts = padding_BK.sum(-1).tolist()
     starts = [start if count else 0 for start, count in zip(padding_BK.int().argmax(-1).tolist(), counts, strict=True)]
     spans = tuple((start, start + count) for start, count in zip(starts, counts, strict=True))
@@ -225,10 +227,6 @@ def _all_visible(visible_BK: torch.Tensor | None, num_cached: int | torch.Tensor
     if visible_BK is None:
         return True
     return isinstance(num_cached, int) and not is_tracing() and bool(visible_BK[:, : num_cached + num_queries].all())
-
-
-def _leading_padding(padding_BK: torch.Tensor) -> torch.Tensor:
-    return (padding_BK.cumsum(-1) == 0).sum(-1, keepdim=True)
 
 
 def _new_tokens(
@@ -247,7 +245,7 @@ def _new_tokens(
     return values_BK[:, num_cached : num_cached + num_queries]
 
 
-def _key_positions(layout: TokenLayout, padding_BK: torch.Tensor | None, by_slot: bool) -> torch.Tensor:
+def _key_positions(layout: TokenLayout, by_slot: bool) -> torch.Tensor:
     """(B, K): slots minus leading padding, or with explicit position_ids, what follows from them.
 
     On a first call the keys are the queries; later, a key's position is its count among the visible keys.
@@ -256,7 +254,7 @@ def _key_positions(layout: TokenLayout, padding_BK: torch.Tensor | None, by_slot
     num_queries = queries_BQ.shape[-1]
     if by_slot:
         slots_BK = torch.arange(key_length, device=queries_BQ.device)[None]
-        return (slots_BK if padding_BK is None else slots_BK - _leading_padding(padding_BK)).clamp(min=0)
+        return (slots_BK - layout.leading_padding_B1).clamp(min=0)
     if layout.is_first_call:
         return pad(queries_BQ, (0, key_length - num_queries))
     if visible_BK is None:
