@@ -12,7 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from hf_posenc.attention import PositionNeeds, check_backend
 from hf_posenc.errors import PosEncError
-from hf_posenc.schemes import LayerModule, Scheme
+from hf_posenc.schemes import ParameterModule, Scheme
 from hf_posenc.schemes.base import LAYER_SEAMS, STOCK_ROTATION
 from hf_posenc.schemes.inputs import LayerSeams
 from hf_posenc.spec import PositionScheme
@@ -162,7 +162,7 @@ def detach(base: Any, architecture: Architecture) -> None:
 
 def init_scheme_weights(module: nn.Module) -> bool:
     """Initialize a scheme or its module of a layer; False if the module is neither."""
-    if isinstance(module, (Scheme, LayerModule)):
+    if isinstance(module, ParameterModule):
         module.reset_parameters()
         return True
     return False

@@ -26,6 +26,8 @@ LayerParams = Callable[[], dict[str, torch.Tensor]]
 """Returns a layer's parameters by name. A function, because hooks would move tensors or modules to other devices."""
 Initializer = Callable[[torch.Tensor], object]
 """Fills a parameter in place, such as `transformers.initialization.zeros_`, which leaves loaded weights alone."""
+ParameterSpec = tuple[tuple[int, ...], Initializer]
+"""The shape and the initializer of a parameter."""
 
 OptionsT = TypeVar("OptionsT", bound=SchemeOptions, default=SchemeOptions)
 PreparedT = TypeVar("PreparedT", default=Any)
@@ -59,13 +61,37 @@ class Kind(enum.Enum):
     OTHER = "Other"
 
 
-class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
+class ParameterModule(nn.Module):
+    """A module that knows how each of its parameters is initialized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.initializers: dict[str, Initializer] = {}
+
+    def add_parameters(self, **parameters: ParameterSpec) -> None:
+        """Create parameters.
+
+        Args:
+            **parameters: The shape and the initializer of each parameter, from `transformers.initialization`.
+        """
+        for name, (shape, initializer) in parameters.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+            self.initializers[name] = initializer
+
+    def reset_parameters(self) -> None:
+        """Initialize the parameters that were not loaded from a checkpoint."""
+        for name, initializer in self.initializers.items():
+            initializer(self.get_parameter(name))
+
+
+class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     """Base class of all position schemes.
 
     A subclass overrides the seams it acts at: `embed`, `rotate`, `score` and `value` (and `content_scale`). What it
     does not override stays as in the stock model. `prepare` runs once per forward pass and does the work that depends
     on positions alone; its result is passed to the other seams. The engine calls the seams through
-    `scheme("score", ...)`, so that forward hooks (offloading, FSDP, ZeRO) fire.
+    `scheme("score", ...)`, so that forward hooks (offloading, FSDP, ZeRO) fire. `add_parameters` in `__init__` creates
+    parameters that all layers share, and `layer_module` those of one layer.
 
     Args:
         options: The scheme's options, an instance of `Options`.
@@ -194,9 +220,6 @@ class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
         """Create the parameters of one layer, stored in its attention module; None if layers have none of their own."""
         return None
 
-    def reset_parameters(self) -> None:
-        """Initialize the scheme's own parameters, with `transformers.initialization` so that loaded ones are kept."""
-
     def uses_rotate_half(self) -> bool:
         """Whether `prepare` returns first a cos and a sin, (B, 1, Q, D), for LLaMA's `rotate_half` formula.
 
@@ -222,14 +245,7 @@ class Scheme(nn.Module, Generic[OptionsT, PreparedT]):
         return table
 
 
-class LayerModule(nn.Module):
-    """Base of modules with parameters inside a scheme: the parameters of one layer, or a mixer."""
-
-    def reset_parameters(self) -> None:
-        """Initialize the parameters, with `transformers.initialization` so that loaded ones are kept."""
-
-
-class LayerParameters(LayerModule):
+class LayerParameters(ParameterModule):
     """Named parameters of a scheme in one layer, or shared by all layers. Calling it returns them by name.
 
     Read them through the call only, so that hooks which fetch weights (offloading, FSDP, ZeRO) fire.
@@ -241,16 +257,9 @@ class LayerParameters(LayerModule):
         >>> LayerParameters(u=((num_heads, head_size), init.zeros_))()["u"]
     """
 
-    def __init__(self, **parameters: tuple[tuple[int, ...], Initializer]) -> None:
+    def __init__(self, **parameters: ParameterSpec) -> None:
         super().__init__()
-        self.initializers: dict[str, Initializer] = {}
-        for name, (shape, initializer) in parameters.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
-            self.initializers[name] = initializer
-
-    def reset_parameters(self) -> None:
-        for name, parameter in self.named_parameters():
-            self.initializers[name](parameter)
+        self.add_parameters(**parameters)
 
     def forward(self) -> dict[str, torch.Tensor]:
         return dict(self.named_parameters(recurse=False))

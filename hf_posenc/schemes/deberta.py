@@ -10,8 +10,8 @@ from transformers import initialization as init
 
 from ..errors import PosEncError
 from . import Content, Kind, LayerParameters, LayerParams, ModelShape, Options, Positions, Scheme, option
-from .base import Initializer
-from .functional import init_sinusoids, init_tiled_identity
+from .base import ParameterSpec
+from .functional import init_sinusoids, init_tiled_identity, paper_or_neutral
 from .terms import DistanceTable, KeyTerm, QueryTerm, Term
 
 NORM_EPSILON, INIT_STD = 1e-7, 0.02
@@ -62,11 +62,15 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
     cost = "one table, two scalars per head and layer, v1's projections; queries and keys x rows, gathers"
     neutral = "`position_gain` and `content_change` are 0; the papers fix them at 1 and 1 / sqrt(1 + terms) - 1"
     Options = DebertaOptions
+    table: torch.Tensor
 
     def __init__(self, options: DebertaOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
         self.span = options.buckets or options.max_distance
-        self.table = nn.Parameter(torch.empty(2 * self.span, shape.hidden_size))
+        # Neutral, the rows differ by distance, so that the gains have something to learn from.
+        sinusoidal = functools.partial(init_sinusoids, first_position=-self.span)
+        initializer = paper_or_neutral(options.init, INIT_STD, sinusoidal)
+        self.add_parameters(table=((2 * self.span, shape.hidden_size), initializer))
         if options.norm:
             self.norm = nn.LayerNorm(shape.hidden_size, eps=NORM_EPSILON)
 
@@ -75,23 +79,17 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
         terms, paper = self.options.terms, self.options.init == "paper"
         heads, width = (self.shape.num_heads,), self.shape.num_heads * self.shape.head_size
         content_change, position_gain = ((1 + len(terms)) ** -0.5 - 1, 1.0) if paper else (0.0, 0.0)
-        parameters: dict[str, tuple[tuple[int, ...], Initializer]] = {
+        parameters: dict[str, ParameterSpec] = {
             "content_change": (heads, functools.partial(init.constant_, val=content_change)),
             "position_gain": (heads, functools.partial(init.constant_, val=position_gain)),
         }
-        random = functools.partial(init.normal_, std=INIT_STD)
-        projection = ((width, self.shape.hidden_size), random if paper else init_tiled_identity)
+        initializer = paper_or_neutral(self.options.init, INIT_STD, init_tiled_identity)
+        projection = ((width, self.shape.hidden_size), initializer)
         if not self.options.share_projections and "c2p" in terms:
             parameters["key_projection"] = projection
         if not self.options.share_projections and "p2c" in terms:
             parameters |= {"query_projection": projection, "query_bias": ((width,), init.zeros_)}
         return LayerParameters(**parameters)
-
-    def reset_parameters(self) -> None:
-        if self.options.init == "paper":
-            init.normal_(self.table, std=INIT_STD)
-        else:  # rows that differ by distance, so that the gains have something to learn from
-            init_sinusoids(self.table, first_position=-self.span)
 
     def prepare(self, positions: Positions) -> torch.Tensor:
         relative = -positions.distances

@@ -5,7 +5,6 @@ import math
 from typing import Literal
 
 import torch
-from torch import nn
 from transformers import initialization as init
 
 from ..errors import PosEncError
@@ -29,6 +28,10 @@ def alibi_slopes(num_heads: int) -> list[float]:
     return slopes + interpolated[: num_heads - power]
 
 
+def init_alibi_slopes(slopes: torch.Tensor) -> None:
+    init.copy_(slopes, torch.tensor(alibi_slopes(len(slopes))))
+
+
 class AlibiOptions(Options):
     learned: bool = option(False, "make the slopes trainable parameters")
     init: Literal["paper", "neutral"] = option("paper", "how learned slopes start: as in the paper, or at zero")
@@ -49,16 +52,14 @@ class Alibi(Scheme[AlibiOptions, torch.Tensor]):
     cost = "no parameters, or one slope per head; one bias vector per head"
     neutral = '`slopes` are 0 with `learned` and `init` = "neutral"'
     Options = AlibiOptions
+    slopes: torch.Tensor
 
     def __init__(self, options: AlibiOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
         if options.learned:
-            self.slopes = nn.Parameter(torch.empty(shape.num_heads))
-
-    def reset_parameters(self) -> None:
-        if self.options.learned:
-            slopes = torch.tensor(alibi_slopes(self.shape.num_heads))
-            init.copy_(self.slopes, slopes if self.options.init == "paper" else 0 * slopes)
+            self.add_parameters(
+                slopes=((shape.num_heads,), init_alibi_slopes if options.init == "paper" else init.zeros_)
+            )
 
     def prepare(self, positions: Positions) -> torch.Tensor:
         penalty = -positions.distances.abs().to(positions.dtype)

@@ -32,9 +32,9 @@ def sinusoids(positions: torch.Tensor, width: int, base: float, layout: str, dty
     return table
 
 
-def normal_or_zeros(start: str, std: float) -> Initializer:
+def paper_or_neutral(start: str, std: float, neutral: Initializer = init.zeros_) -> Initializer:
     """The initializer for `init="paper"`, a normal distribution, or for `init="neutral"`."""
-    return functools.partial(init.normal_, std=std) if start == "paper" else init.zeros_
+    return functools.partial(init.normal_, std=std) if start == "paper" else neutral
 
 
 def init_sinusoids(table: torch.Tensor, first_position: int = 0) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..errors import PosEncError
 from . import InputScheme, MixOptions, ModelShape, Positions, describe_type, option
-from .functional import normal_or_zeros
+from .functional import paper_or_neutral
 from .inputs import check_table_length
 
 EXTEND = 'extend the table: position_scheme={{"type": "learned", "max_positions": {length}, "extend": "interpolate"}}'
@@ -74,6 +74,7 @@ class Learned(InputScheme[LearnedOptions]):
     neutral = "`weight` is 0 (LLaMA); GPT-2 and BERT keep their table"
     extends = False
     Options = LearnedOptions
+    weight: torch.Tensor
 
     def __init__(self, options: LearnedOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
@@ -84,7 +85,8 @@ class Learned(InputScheme[LearnedOptions]):
                 raise PosEncError(
                     "learned: extend needs a position table, and this architecture has none; leave it out"
                 )
-            self.weight = nn.Parameter(torch.empty(self.max_positions, self.position_size))
+            shape_of_table = (self.max_positions, self.position_size)
+            self.add_parameters(weight=(shape_of_table, paper_or_neutral(options.init, INIT_STD)))
             return
         if self.position_size != shape.hidden_size:
             raise PosEncError(f"learned: the checkpoint's table is {shape.hidden_size} wide; leave position_size out")
@@ -93,10 +95,6 @@ class Learned(InputScheme[LearnedOptions]):
             raise PosEncError(f'{request} the table\'s {rows} rows; add "extend": {describe_type(Extend)}')
         if options.extend == "hierarchical" and self.max_positions > rows**2:
             raise PosEncError(f'{request} {rows**2}, the limit of a hierarchical table; use "extend": "tile"')
-
-    def reset_parameters(self) -> None:
-        if not self.uses_stock_table():
-            normal_or_zeros(self.options.init, INIT_STD)(self.weight)
 
     def uses_stock_table(self) -> bool:
         return self.shape.table_size is not None
@@ -137,16 +135,17 @@ class Window(InputScheme[WindowOptions]):
     cost = "w rows, and one per window; two lookups"
     neutral = "`offsets` and `windows` are 0"
     Options = WindowOptions
+    offsets: torch.Tensor
+    windows: torch.Tensor
 
     def __init__(self, options: WindowOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
         num_windows = -(-shape.max_positions // options.window_size)
-        self.offsets = nn.Parameter(torch.empty(options.window_size, self.position_size))
-        self.windows = nn.Parameter(torch.empty(num_windows, self.position_size))
-
-    def reset_parameters(self) -> None:
-        for table in (self.offsets, self.windows):
-            normal_or_zeros(self.options.init, INIT_STD)(table)
+        initializer = paper_or_neutral(options.init, INIT_STD)
+        self.add_parameters(
+            offsets=((options.window_size, self.position_size), initializer),
+            windows=((num_windows, self.position_size), initializer),
+        )
 
     def position_embeddings(self, positions: Positions) -> torch.Tensor:
         size, embedding = self.options.window_size, nn.functional.embedding

@@ -6,6 +6,7 @@ Shape legend: B batch, Q tokens, E hidden size, P width of a position embedding.
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from transformers import initialization as init
 from typing_extensions import TypeVar
 
 from ..errors import PosEncError
-from .base import Kind, LayerModule, ModelShape, Scheme
+from .base import Kind, LayerParameters, ModelShape, Scheme
 from .inputs import Positions
 from .options import Options, option
 
@@ -40,58 +41,32 @@ class MixOptions(Options):
 MixOptionsT = TypeVar("MixOptionsT", bound=MixOptions, default=MixOptions)
 
 
-class ConcatMixer(LayerModule):
-    """W [token; position]. Starts as [I | I], the sum, or neutral as [I | 0], which ignores the position."""
-
-    def __init__(self, hidden_size: int, position_size: int, neutral: bool) -> None:
-        super().__init__()
-        self.neutral = neutral
-        self.weight = nn.Parameter(torch.empty(hidden_size, hidden_size + position_size))
-
-    def reset_parameters(self) -> None:
-        hidden_size, total = self.weight.shape
-        position = torch.eye(hidden_size, total - hidden_size)
-        init.copy_(self.weight, torch.cat([torch.eye(hidden_size), 0 * position if self.neutral else position], dim=1))
-
-    def forward(self, inputs_embeds_BQE: torch.Tensor, positions_BQP: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        positions_BQP = positions_BQP.expand(inputs_embeds_BQE.shape[0], -1, -1)
-        return nn.functional.linear(torch.cat([inputs_embeds_BQE, positions_BQP], dim=-1), self.weight)
+def _init_identity(weight: torch.Tensor, scale: float = 1.0) -> None:
+    init.copy_(weight, scale * torch.eye(*weight.shape))
 
 
-class AttentionMixer(LayerModule):
-    """Two-way attention per token, over its token embedding and its position embedding.
+def _init_concat(weight: torch.Tensor, position_scale: float) -> None:
+    """[I | I], the sum of token and position, or [I | 0], the token alone."""
+    hidden_size, total = weight.shape
+    position = position_scale * torch.eye(hidden_size, total - hidden_size)
+    init.copy_(weight, torch.cat([torch.eye(hidden_size), position], dim=1))
 
-    Starts as the sum: a zero query weighs both one half, and both values are doubled. Neutral, the position's value is
-    zero instead.
-    """
 
-    def __init__(self, hidden_size: int, key_size: int, neutral: bool) -> None:
-        super().__init__()
-        self.neutral = neutral
-        key_shape, value_shape = (key_size, hidden_size), (hidden_size, hidden_size)
-        self.query, self.token_key, self.position_key = (nn.Parameter(torch.empty(key_shape)) for _ in range(3))
-        self.token_value, self.position_value = (nn.Parameter(torch.empty(value_shape)) for _ in range(2))
-
-    def reset_parameters(self) -> None:
-        key_size, hidden_size = self.query.shape
-        init.zeros_(self.query)
-        for key in (self.token_key, self.position_key):
-            init.copy_(key, torch.eye(key_size, hidden_size))
-        for value in (self.token_value, self.position_value):
-            init.copy_(value, 2 * torch.eye(hidden_size))
-        if self.neutral:
-            init.zeros_(self.position_value)
-
-    def forward(
-        self, inputs_embeds_BQE: torch.Tensor, positions_BQE: torch.Tensor, query_input_BQE: torch.Tensor
-    ) -> torch.Tensor:
-        linear, scale = nn.functional.linear, float(self.query.shape[0] ** -0.5)
-        query = linear(query_input_BQE, self.query)
-        keys = linear(inputs_embeds_BQE, self.token_key), linear(positions_BQE, self.position_key)
-        logits = torch.stack([(query * key).sum(-1) for key in keys], dim=-1) * scale
-        token, position = logits.softmax(-1).unsqueeze(-2).unbind(-1)
-        values = linear(inputs_embeds_BQE, self.token_value), linear(positions_BQE, self.position_value)
-        return token * values[0] + position * values[1]
+def _mix_by_attention(
+    params: dict[str, torch.Tensor],
+    tokens_BQE: torch.Tensor,
+    positions_BQE: torch.Tensor,
+    query_input_BQE: torch.Tensor,
+) -> torch.Tensor:
+    """Two-way attention per token, over its token embedding and its position embedding."""
+    linear, scale = nn.functional.linear, float(params["query"].shape[0] ** -0.5)
+    query = linear(query_input_BQE, params["query"])
+    keys = linear(tokens_BQE, params["token_key"]), linear(positions_BQE, params["position_key"])
+    logits = torch.stack([(query * key).sum(-1) for key in keys], dim=-1) * scale
+    token, position = logits.softmax(-1).unsqueeze(-2).unbind(-1)
+    return token * linear(tokens_BQE, params["token_value"]) + position * linear(
+        positions_BQE, params["position_value"]
+    )
 
 
 class InputScheme(Scheme[MixOptionsT, None], abc.ABC):
@@ -112,14 +87,26 @@ class InputScheme(Scheme[MixOptionsT, None], abc.ABC):
     def __init__(self, options: MixOptionsT, shape: ModelShape) -> None:
         super().__init__(options, shape)
         self.position_size = options.position_size or shape.hidden_size
-        neutral = options.mix_init == "neutral"
-        self.mixer: LayerModule | None = None
-        if options.mix == "concat":
-            self.mixer = ConcatMixer(shape.hidden_size, self.position_size, neutral)
-        elif options.mix == "attention":
-            self.mixer = AttentionMixer(shape.hidden_size, shape.head_size, neutral)
+        self.mixer = self._new_mixer()
         self.rewrites_embeddings = self.mixer is not None
         self.needs_context = options.query == "context"
+
+    def _new_mixer(self) -> LayerParameters | None:
+        """Parameters with which a mix starts as the sum or, neutral, ignores the position."""
+        hidden_size, position_scale = self.shape.hidden_size, float(self.options.mix_init == "add")
+        if self.options.mix == "concat":
+            initializer = functools.partial(_init_concat, position_scale=position_scale)
+            return LayerParameters(weight=((hidden_size, hidden_size + self.position_size), initializer))
+        if self.options.mix == "attention":
+            key, value = (self.shape.head_size, hidden_size), (hidden_size, hidden_size)
+            return LayerParameters(
+                query=(key, init.zeros_),  # weighs token and position one half each, so values are doubled
+                token_key=(key, _init_identity),
+                position_key=(key, _init_identity),
+                token_value=(value, functools.partial(_init_identity, scale=2.0)),
+                position_value=(value, functools.partial(_init_identity, scale=2 * position_scale)),
+            )
+        return None
 
     @abc.abstractmethod
     def position_embeddings(self, positions: Positions) -> torch.Tensor:
@@ -129,9 +116,12 @@ class InputScheme(Scheme[MixOptionsT, None], abc.ABC):
         embeddings = self.position_embeddings(positions).to(inputs_embeds_BQE.dtype)
         if self.mixer is None:
             return inputs_embeds_BQE + embeddings
-        query_input = inputs_embeds_BQE
-        if self.needs_context:
-            assert positions.context_BQE is not None
-            query_input = positions.context_BQE.to(inputs_embeds_BQE.dtype)
-        mixed: torch.Tensor = self.mixer(inputs_embeds_BQE, embeddings, query_input)
+        params = self.mixer()
+        if self.options.mix == "concat":
+            embeddings = embeddings.expand(inputs_embeds_BQE.shape[0], -1, -1)
+            mixed = nn.functional.linear(torch.cat([inputs_embeds_BQE, embeddings], dim=-1), params["weight"])
+        else:
+            context = positions.context_BQE if self.needs_context else inputs_embeds_BQE
+            assert context is not None
+            mixed = _mix_by_attention(params, inputs_embeds_BQE, embeddings, context.to(inputs_embeds_BQE.dtype))
         return mixed.to(inputs_embeds_BQE.dtype)  # autocast narrows products, but the residual stream must stay wide

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from . import Content, DistanceBias, Kind, LayerParameters, LayerParams, ModelShape, Options, Positions, Scheme, option
-from .functional import bucket_bias, check_buckets, distance_buckets, normal_or_zeros
+from .functional import bucket_bias, check_buckets, distance_buckets, paper_or_neutral
 
 
 class T5Options(Options):
@@ -43,7 +43,7 @@ class T5(Scheme[T5Options, Prepared]):
 
     def _new_table(self) -> LayerParameters:
         shape = (self.options.num_buckets, self.shape.num_heads)
-        return LayerParameters(weight=(shape, normal_or_zeros(self.options.init, self.shape.hidden_size**-0.5)))
+        return LayerParameters(weight=(shape, paper_or_neutral(self.options.init, self.shape.hidden_size**-0.5)))
 
     def layer_module(self) -> LayerParameters | None:
         return None if self.options.shared else self._new_table()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from . import Content, Kind, LayerParameters, LayerParams, ModelShape, Options, Positions, Scheme, option
-from .functional import BASE, normal_or_zeros, sinusoids, timescales
+from .functional import BASE, paper_or_neutral, sinusoids, timescales
 from .terms import DistanceBias, DistanceTable, QueryTerm, Separable, Term
 
 INIT_STD = 0.02
@@ -39,7 +39,7 @@ class TransformerXL(Scheme[TransformerXLOptions, Prepared]):
         width = self.shape.num_heads * self.shape.head_size
         shapes = dict.fromkeys(("u", "v"), (self.shape.num_heads, self.shape.head_size))
         shapes["key_projection"] = (width, self.shape.hidden_size)
-        initializer = normal_or_zeros(self.options.init, INIT_STD)
+        initializer = paper_or_neutral(self.options.init, INIT_STD)
         return LayerParameters(**{name: (shapes[name], initializer) for name in names})
 
     def layer_module(self) -> LayerParameters:

@@ -15,7 +15,7 @@ from .functional import (
     distance_buckets,
     init_sinusoids,
     init_tiled_identity,
-    normal_or_zeros,
+    paper_or_neutral,
 )
 from .inputs import check_table_length
 from .terms import DistanceBias, Separable, Term
@@ -63,40 +63,36 @@ class Tupe(Scheme[TupeOptions, Prepared]):
     extends = False
     needs_key_positions = True
     Options = TupeOptions
+    table: torch.Tensor
+    query_projection: torch.Tensor
+    key_projection: torch.Tensor
+    cls_row: torch.Tensor
+    cls_column: torch.Tensor
 
     def __init__(self, options: TupeOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
         width, self.max_positions = shape.hidden_size, options.max_positions or shape.max_positions
-        self.table = nn.Parameter(torch.empty(self.max_positions, width))
-        self.norm = nn.LayerNorm(width, eps=NORM_EPSILON)
-        self.query_projection, self.key_projection = (
-            nn.Parameter(torch.empty(shape.num_heads * shape.head_size, width)) for _ in range(2)
+        projection = (shape.num_heads * shape.head_size, width)
+        start = functools.partial(paper_or_neutral, options.init, INIT_STD)
+        # Neutral, positions and keys differ, so that the queries have something to learn from.
+        self.add_parameters(
+            table=((self.max_positions, width), start(init_sinusoids)),
+            query_projection=(projection, start()),
+            key_projection=(projection, start(init_tiled_identity)),
         )
-        self.bias = None
+        self.norm = nn.LayerNorm(width, eps=NORM_EPSILON)
+        self.bias: LayerParameters | None = None
         if options.relative:
             check_buckets("tupe", options.num_buckets, options.max_distance, not shape.causal)
-            bias_shape = (options.num_buckets, shape.num_heads)
-            self.bias = LayerParameters(weight=(bias_shape, normal_or_zeros(options.init, INIT_STD)))
+            self.bias = LayerParameters(weight=((options.num_buckets, shape.num_heads), start()))
         if options.untie_cls:
-            self.cls_row, self.cls_column = (nn.Parameter(torch.empty(shape.num_heads)) for _ in range(2))
+            self.add_parameters(cls_row=((shape.num_heads,), init.zeros_), cls_column=((shape.num_heads,), init.zeros_))
 
     def layer_module(self) -> LayerParameters:
         """Content is scaled by 1 + `content_change`, so that weight decay pulls to neutral."""
         content_change = 2**-0.5 - 1 if self.options.init == "paper" else 0.0
         initializer = functools.partial(init.constant_, val=content_change)
         return LayerParameters(content_change=((self.shape.num_heads,), initializer))
-
-    def reset_parameters(self) -> None:
-        normal_or_zeros(self.options.init, INIT_STD)(self.query_projection)
-        if self.options.init == "paper":
-            init.normal_(self.table, std=INIT_STD)
-            init.normal_(self.key_projection, std=INIT_STD)
-        else:  # positions and keys that differ, so that the queries have something to learn from
-            init_sinusoids(self.table)
-            init_tiled_identity(self.key_projection)
-        if self.options.untie_cls:
-            init.zeros_(self.cls_row)
-            init.zeros_(self.cls_column)
 
     def prepare(self, positions: Positions) -> Prepared:
         check_table_length("tupe", positions, self.max_positions, TRAIN_LONGER)

@@ -44,10 +44,14 @@ def layout_inputs(name: str) -> dict[str, torch.Tensor]:
 
 
 def context_of(model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
-    """The query input of the model's mixer."""
+    """What the model's mix reads as its query."""
     seen: list[torch.Tensor] = []
-    mixer = model.base_model.position_scheme[0].mixer
-    handle = mixer.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[2]))
+
+    def record(module: Any, arguments: tuple[Any, ...]) -> None:
+        if arguments[0] == "embed":
+            seen.append(arguments[2].context_BQE)
+
+    handle = model.base_model.position_scheme[0].register_forward_pre_hook(record)
     with torch.no_grad():
         model(ids, **inputs)
     handle.remove()
