@@ -74,14 +74,6 @@ class EvaluationReport:
         """Whether all perplexities are over the same tokens."""
         return len({result.text_hash for result in self.perplexity if result.stopped is None}) <= 1
 
-    def length_curve(self, model: str) -> list[dict[str, float]]:
-        """Perplexity by length of one model, without the lengths that it does not reach."""
-        return [
-            {"length": result.length, "perplexity": result.perplexity.value}
-            for result in self.perplexity
-            if result.model == model and result.perplexity is not None
-        ]
-
     def to_dict(self) -> dict[str, object]:
         """All results as JSON values."""
         ratios = [
@@ -112,8 +104,13 @@ class EvaluationReport:
             raise PosEncError(f"Choose the model of the length curve: one of {list(self.models)}")
         if not Path(directory).is_dir():
             raise PosEncError(f"Cannot write {LENGTH_CURVE_FILE}: {directory} is not a directory")
+        curve = [
+            {"length": result.length, "perplexity": result.perplexity.value}
+            for result in self.perplexity
+            if result.model == (model or self.models[0]) and result.perplexity is not None
+        ]
         path = check_writable(Path(directory) / LENGTH_CURVE_FILE)
-        path.write_text(json.dumps(self.length_curve(model or self.models[0]), indent=1), encoding="utf-8")
+        path.write_text(json.dumps(curve, indent=1), encoding="utf-8")
         return path
 
     def __str__(self) -> str:

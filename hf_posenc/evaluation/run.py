@@ -14,9 +14,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..errors import PosEncError
 from .data import TextData, load_token_ids, text_hash
-from .metrics import evaluate_order, evaluate_perplexity, evaluate_similarity
+from .metrics import evaluate_order, evaluate_passkey, evaluate_perplexity, evaluate_similarity
 from .models import EvaluatedModel, Models, ModelSource, list_candidates
-from .passkey import evaluate_passkey
 from .report import EvaluationReport
 from .results import METRICS, EvaluationStopped, Result, Stopped, from_json
 from .settings import DEFAULT_LENGTHS, EvaluationSettings, ProcessGroup, resolve_lengths

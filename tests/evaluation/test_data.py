@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_posenc.errors import PosEncError
 from hf_posenc.evaluation.data import SpecialTokens, Windows, load_token_ids
-from hf_posenc.evaluation.passkey import TOKENS, PasskeyPrompt
+from hf_posenc.evaluation.metrics import TOKENS, PasskeyPrompt
 from tests.support.evaluation import CopyModel, evaluated_model, make_tokenizer, random_ids
 
 

@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from hf_posenc.evaluation.passkey import NUMBERS, QUESTION, TOKENS, PasskeyPrompt, evaluate_passkey, run_trials
+from hf_posenc.evaluation.metrics import NUMBERS, QUESTION, TOKENS, PasskeyPrompt, evaluate_passkey, run_trials
 from hf_posenc.evaluation.results import EvaluationStopped, proportion_estimate
 from tests.support import tiny_models as tiny
 from tests.support.evaluation import (

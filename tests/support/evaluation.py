@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
+from hf_posenc.evaluation.metrics import QUESTION
 from hf_posenc.evaluation.models import EvaluatedModel
-from hf_posenc.evaluation.passkey import QUESTION
 from hf_posenc.evaluation.settings import EvaluationSettings, ProcessGroup
 from tests.support import tiny_models as tiny
 
