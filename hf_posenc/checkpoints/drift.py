@@ -7,14 +7,7 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from ..errors import PosEncError
 from ..patches import ARCHITECTURES
@@ -50,14 +43,22 @@ class Drift:
 @torch.no_grad()
 def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
     """Load two checkpoints and compare them on the beginning of a text file."""
-    stock, variant = _load_model(before), _load_model(after)
-    sequences = _read_sequences(before, text_file, stock.config.vocab_size, stock.config.max_position_embeddings)
-    causal = ARCHITECTURES[stock.config.model_type].is_causal(stock.config)
+    config = AutoConfig.from_pretrained(before, trust_remote_code=False)
+    sequences = _read_sequences(before, text_file, config.vocab_size, config.max_position_embeddings)
+    causal = ARCHITECTURES[config.model_type].is_causal(config)
+    architectures = config.architectures or []
+    auto_class = AutoModel
+    if any(name.endswith("ForMaskedLM") for name in architectures):
+        auto_class = AutoModelForMaskedLM
+    elif any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
+        auto_class = AutoModelForCausalLM
+    options = {"use_safetensors": True, "trust_remote_code": False}
+    models = [auto_class.from_pretrained(directory, **options).eval() for directory in (before, after)]
     cosine = divergence = 0.0
     losses, num_predicted = torch.zeros(2, dtype=torch.double), 0
     has_head = False
     for input_ids in sequences.split(BATCH_SIZE):
-        outputs, new_outputs = (model(input_ids, output_hidden_states=True) for model in (stock, variant))
+        outputs, new_outputs = (model(input_ids, output_hidden_states=True) for model in models)
         similarity = functional.cosine_similarity(outputs.hidden_states[-1], new_outputs.hidden_states[-1], dim=-1)
         cosine += similarity.double().sum().item()
         if has_head := hasattr(outputs, "logits"):
@@ -89,14 +90,3 @@ def _read_sequences(checkpoint: Path, text_file: Path, vocab_size: int, max_posi
         )
     length = min(max_positions, MAX_SEQUENCE_LENGTH, len(input_ids))
     return input_ids[: len(input_ids) // length * length].view(-1, length)[:MAX_SEQUENCES]
-
-
-def _load_model(path: Path) -> PreTrainedModel:
-    """Load with the language-model head that the checkpoint was saved with, or without a head."""
-    architectures = AutoConfig.from_pretrained(path, trust_remote_code=False).architectures or []
-    auto_class: type = AutoModel
-    if any(name.endswith("ForMaskedLM") for name in architectures):
-        auto_class = AutoModelForMaskedLM
-    elif any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
-        auto_class = AutoModelForCausalLM
-    return auto_class.from_pretrained(path, use_safetensors=True, trust_remote_code=False).eval()  # type: ignore[attr-defined]

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import HfHubHTTPError
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..checkpoints import (
@@ -22,7 +21,7 @@ from ..checkpoints import (
     read_shards,
     translate_hub_errors,
 )
-from ..config import REMOTE_CODE_MODULE, VariantConfig, write_remote_code_module
+from ..config import REMOTE_CODE_MODULE, VariantConfig, is_hub_id, write_remote_code_module
 from ..errors import PosEncError
 from ..model_types import VARIANT_PREFIX
 from .model_card import CARD_FILE, is_replaceable, list_tags, read_card, write_card
@@ -103,11 +102,8 @@ def push_directory(
     config = _read_variant(directory)
     scheme = " + ".join(spec.name for spec in config.position_specs)
     message = message or f"Upload variant with position scheme {scheme}"
-    try:
-        if base_model is not None:
-            validate_repo_id(base_model)
-    except HFValidationError:
-        raise PosEncError(f"base_model must be a Hub id such as openai-community/gpt2, got {base_model!r}") from None
+    if base_model is not None and not is_hub_id(base_model):
+        raise PosEncError(f"base_model must be a Hub id such as openai-community/gpt2, got {base_model!r}")
     local_card = read_card(directory / CARD_FILE)
     with translate_hub_errors(repo_id):
         repo_id = HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True).repo_id
