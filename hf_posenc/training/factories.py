@@ -96,7 +96,7 @@ class RunBuilder:
             tokenizer, problem = None, truncate_repr(error)
         # Without any files, transformers builds a tokenizer that knows special tokens only.
         if tokenizer is None or len(tokenizer) <= len(tokenizer.all_special_ids):
-            if request.data == SELF_GENERATED and self.objective is Objective.CAUSAL and request.eval_data is None:
+            if request.data == SELF_GENERATED and request.eval_data is None:
                 return None
             raise PosEncError(
                 f"Cannot load a tokenizer from {request.model}: {problem}. Save the model's tokenizer there"
@@ -157,13 +157,10 @@ class RunBuilder:
         if length > self.teacher.max_length and (has_no_head or self.request.data == SELF_GENERATED):
             raise PosEncError(
                 f"Rows of {length} tokens are longer than the {self.teacher.max_length} that the teacher can read, and "
-                "there is nothing else to learn from: lower --train-length, or pass --data with text for a language "
-                "model"
+                "there is nothing else to learn from: lower --train-length, or train a language model on --data"
             )
         if self.arguments.label_smoothing_factor:
-            raise PosEncError(
-                "--label-smoothing-factor has no effect with a teacher: pass --no-teacher, or leave it out"
-            )
+            raise PosEncError("--label-smoothing-factor has no effect with a teacher: leave one of them out")
 
     def build_rows(self) -> Dataset | IterableDataset:
         """The rows to train on."""
@@ -184,9 +181,8 @@ class RunBuilder:
         if len(datasets) == 1:
             return datasets[0]
         self.arguments.train_sampling_strategy = "sequential"  # the rows are shuffled within each stage
-        return concatenate_stages(
-            datasets, [(stage.steps or 0) * step_rows for stage in self.stages], self.arguments.seed
-        )
+        sizes = [(stage.steps or 0) * step_rows for stage in self.stages]
+        return concatenate_stages(datasets, sizes, self.arguments.seed)
 
     def build_eval_rows(self) -> Dataset | IterableDataset | None:
         """The rows to evaluate on, of the last stage's length."""

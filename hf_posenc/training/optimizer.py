@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import torch
@@ -63,21 +64,20 @@ def parameter_groups(
         weight_decay: Weight decay. Position parameters have none: it would fade the scheme out.
 
     Returns:
-        The groups that are not empty.
+        The groups, by learning rate and weight decay.
 
     Example:
         >>> optimizer = torch.optim.AdamW(parameter_groups(model, 1e-4, position_learning_rate=2e-3))
     """
     position_rate = learning_rate if position_learning_rate is None else position_learning_rate
-    other: dict[str, Any] = {"params": [], "lr": learning_rate, "weight_decay": weight_decay}
-    input_schemes: dict[str, Any] = {"params": [], "lr": learning_rate, "weight_decay": 0.0}
-    positions: dict[str, Any] = {"params": [], "lr": position_rate, "weight_decay": 0.0}
     position_ids = scheme_parameter_ids(model)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = collections.defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            scheme_group = positions if id(parameter) in position_ids else input_schemes
-            (scheme_group if is_scheme_parameter(name) else other)["params"].append(parameter)
-    return [group for group in (other, input_schemes, positions) if group["params"]]
+            rate = position_rate if id(parameter) in position_ids else learning_rate
+            decay = 0.0 if is_scheme_parameter(name) else weight_decay
+            groups[rate, decay].append(parameter)
+    return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
 
 
 def split_parameter_group(optimizer: torch.optim.Optimizer, parameter_ids: set[int], learning_rate: float) -> None:

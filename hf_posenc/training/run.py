@@ -59,8 +59,8 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
             if restart and arguments.process_index == 0:
                 state.clear()
         builder = RunBuilder(request, arguments, stages)
-        trainer = _build_trainer(builder, state)
         checkpoint = last_valid_checkpoint(directory)
+        trainer = _build_trainer(builder, state, warm_start=checkpoint is None)
         if arguments.should_save:
             shutil.rmtree(directory / STAGING_DIRECTORY, ignore_errors=True)
             state.save()
@@ -83,11 +83,11 @@ def _check_report_to(arguments: TrainingArguments) -> None:
             raise PosEncError(f"--report-to {name} is not available: pip install {name}. {error}") from None
 
 
-def _build_trainer(builder: RunBuilder, state: RunState) -> RecoveryTrainer:
+def _build_trainer(builder: RunBuilder, state: RunState, warm_start: bool) -> RecoveryTrainer:
     request, arguments, recipe, teacher = builder.request, builder.arguments, builder.request.recipe, builder.teacher
     rows = builder.build_rows()
     state.set_dataset(dataset_fingerprint(rows))
-    model = builder.build_student(rows, warm_start=last_valid_checkpoint(Path(arguments.output_dir)) is None)
+    model = builder.build_student(rows, warm_start)
     _choose_parameters(model, request, builder.objective)
     weights = recipe.loss_weights
     if teacher is not None and teacher.has_new_head:  # it predicts at random: learn from the labels instead
