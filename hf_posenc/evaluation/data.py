@@ -37,7 +37,12 @@ def load_token_ids(
     remaining = max_tokens
     for document in _iter_documents(data, split, text_column):
         if isinstance(document, str):
-            document = _tokenize(document, tokenizer, remaining)
+            if tokenizer is None:
+                raise PosEncError("Text needs a tokenizer, and the model has none: pass tokenizer= or token ids")
+            text = document[: MAX_CHARACTERS_PER_TOKEN * remaining]
+            document = tokenizer(text, add_special_tokens=False, verbose=False)[INPUT_IDS]
+            end_id = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+            document += [end_id] if document and end_id is not None else []
         chunks.append(torch.as_tensor(document, dtype=torch.long)[:remaining])
         remaining -= len(chunks[-1])
         if not remaining:
@@ -61,15 +66,6 @@ def _iter_documents(data: TextData, split: str, text_column: str | None) -> Iter
         yield from data if data.dim() == 2 else data[None]
     else:
         yield from data
-
-
-def _tokenize(text: str, tokenizer: PreTrainedTokenizerBase | None, max_tokens: int) -> list[int]:
-    if tokenizer is None:
-        raise PosEncError("Text needs a tokenizer, and the model has none: pass tokenizer= or token ids")
-    text = text[: MAX_CHARACTERS_PER_TOKEN * max_tokens]
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)[INPUT_IDS]
-    end_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    return ids if end_id is None or not ids else [*ids, end_id]
 
 
 def text_hash(token_ids: torch.Tensor) -> str:

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -118,12 +118,12 @@ class EvaluationReport:
         paragraphs = [self._perplexity_table(notes)] if self.perplexity else []
         if not self.is_comparable():
             paragraphs.append("Perplexities are not comparable: the models tokenize the text differently.")
-        tables: tuple[tuple[str, Sequence[Result], Callable[..., Mapping[str, str]]], ...] = (
-            ("Passkey accuracy by depth", self.passkey, _passkey_cells),
-            ("Loss increase when the context is shuffled (nats per token)", self.order, _order_cells),
-            ("Similarity of embeddings", self.similarity, _similarity_cells),
-        )
-        paragraphs += [_table(title, results, cells, notes) for title, results, cells in tables if results]
+        tables: dict[str, Sequence[Result]] = {
+            "Passkey accuracy by depth": self.passkey,
+            "Loss increase when the context is shuffled (nats per token)": self.order,
+            "Similarity of embeddings": self.similarity,
+        }
+        paragraphs += [_table(title, results, notes) for title, results in tables.items() if results]
         paragraphs += [f"[{number}] {text}" for number, text in enumerate(notes.values(), 1)]
         return "\n\n".join(paragraphs)
 
@@ -182,27 +182,25 @@ def _cell(result: Result, value: object, notes: Notes) -> str:
     return f"{text} [{list(notes).index(key) + 1}]"
 
 
-def _passkey_cells(result: PasskeyResult) -> dict[str, str]:
-    num_trials = sum(cell.num_trials for cell in result.depths)
-    preference = sum(cell.preference.value * cell.num_trials for cell in result.depths) / num_trials
-    rank = math.exp(sum(math.log(cell.rank) * cell.num_trials for cell in result.depths) / num_trials)
-    accuracies = {f"depth {cell.depth:.0%}": f"{cell.accuracy.value:.0%}" for cell in result.depths}
-    return {**accuracies, "preference": f"{preference:.0%}", "rank": f"{rank:.1f}"}
-
-
-def _order_cells(result: OrderResult) -> dict[str, str]:
-    names = [f"blocks of {cell.block_size}" if cell.block_size else "window" for cell in result.shuffles]
-    return {name: str(cell.loss_increase) for name, cell in zip(names, result.shuffles, strict=True)}
-
-
-def _similarity_cells(result: SimilarityResult) -> dict[str, str]:
+def _columns(result: Result) -> dict[str, str]:
+    """The table cells of a result, by column."""
+    if isinstance(result, PasskeyResult):
+        num_trials = sum(cell.num_trials for cell in result.depths)
+        preference = sum(cell.preference.value * cell.num_trials for cell in result.depths) / num_trials
+        rank = math.exp(sum(math.log(cell.rank) * cell.num_trials for cell in result.depths) / num_trials)
+        accuracies = {f"depth {cell.depth:.0%}": f"{cell.accuracy.value:.0%}" for cell in result.depths}
+        return {**accuracies, "preference": f"{preference:.0%}", "rank": f"{rank:.1f}"}
+    if isinstance(result, OrderResult):
+        names = [f"blocks of {cell.block_size}" if cell.block_size else "window" for cell in result.shuffles]
+        return {name: str(cell.loss_increase) for name, cell in zip(names, result.shuffles, strict=True)}
+    assert isinstance(result, SimilarityResult)
     correlation = "" if result.correlation is None else f"{result.correlation:.3f}"
     return {"reference": result.reference, "cosine": str(result.cosine), "correlation": correlation}
 
 
-def _table(title: str, results: Sequence[Result], cells: Callable[..., Mapping[str, str]], notes: Notes) -> str:
+def _table(title: str, results: Sequence[Result], notes: Notes) -> str:
     """One row per model and length; a model that stopped says so in the first column that it has no value for."""
-    columns = [cells(result) if result.stopped is None else {} for result in results]
+    columns = [_columns(result) if result.stopped is None else {} for result in results]
     names = list(dict.fromkeys(name for row in columns for name in row)) or [""]
     rows = [["model", "length", *names]]
     for result, row in zip(results, columns, strict=True):
