@@ -66,8 +66,8 @@ def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
             divergence += (log_probs.exp() * (log_probs - new_log_probs)).sum().item()
         if has_head and causal:
             num_predicted += input_ids[:, 1:].numel()
-            next_tokens = input_ids[:, 1:, None]
-            losses -= torch.stack([it[:, :-1].gather(-1, next_tokens).sum() for it in (log_probs, new_log_probs)])
+            for index, predicted in enumerate((log_probs, new_log_probs)):
+                losses[index] -= predicted[:, :-1].gather(-1, input_ids[:, 1:, None]).sum()
     perplexities = (losses / num_predicted).exp().tolist() if num_predicted else (None, None)
     num_tokens = sequences.numel()
     return Drift(num_tokens, cosine / num_tokens, divergence / num_tokens if has_head else None, *perplexities)

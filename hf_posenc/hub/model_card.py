@@ -124,8 +124,8 @@ def write_card(
     class_names = auto_class_names[type(config)]
     auto_class = next((name for name in TASKS if class_names.get(name) == class_name), "AutoModel")
     base_model = base_model or config.base_model or metadata.get("base_model")
-    own_tags = ["hf_posenc", "positional-encoding", architecture.model_type, *(spec.name for spec in specs)]
-    all_tags = [*own_tags, *(tag for card in cards for tag in list_tags(card)), *tags]
+    scheme_tags = ["hf_posenc", "positional-encoding", architecture.model_type, *(spec.name for spec in specs)]
+    all_tags = [*scheme_tags, *(tag for card in cards for tag in list_tags(card)), *tags]
     metadata |= {"library_name": "transformers", "tags": list(dict.fromkeys(all_tags))}
     metadata |= {"base_model": base_model} if base_model else {}
     metadata |= {"pipeline_tag": TASKS[auto_class]} if class_name else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Literal
@@ -252,10 +251,7 @@ def _check_overwrite(branch: Branch, private: bool | None, force: bool) -> None:
     config = branch.download(CONFIG_NAME)
     if config is None or force:
         return
-    try:
-        model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError):
-        model_type = None
+    model_type = read_json_object(config).get("model_type")
     if not str(model_type).startswith(VARIANT_PREFIX):
         raise PosEncError(
             f"{branch.repo_id} contains a {model_type!r} model that is not a variant. Push to another repository "
