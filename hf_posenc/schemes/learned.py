@@ -85,8 +85,8 @@ class Learned(InputScheme[LearnedOptions]):
                 raise PosEncError(
                     "learned: extend needs a position table, and this architecture has none; leave it out"
                 )
-            shape_of_table = (self.max_positions, self.position_size)
-            self.add_parameters(weight=(shape_of_table, paper_or_neutral(options.init, INIT_STD)))
+            table_shape = (self.max_positions, self.position_size)
+            self.add_parameters(weight=(table_shape, paper_or_neutral(options.init, INIT_STD)))
             return
         if self.position_size != shape.hidden_size:
             raise PosEncError(f"learned: the checkpoint's table is {shape.hidden_size} wide; leave position_size out")

@@ -64,9 +64,8 @@ def _mix_by_attention(
     keys = linear(tokens_BQE, params["token_key"]), linear(positions_BQE, params["position_key"])
     logits = torch.stack([(query * key).sum(-1) for key in keys], dim=-1) * scale
     token, position = logits.softmax(-1).unsqueeze(-2).unbind(-1)
-    return token * linear(tokens_BQE, params["token_value"]) + position * linear(
-        positions_BQE, params["position_value"]
-    )
+    values = linear(tokens_BQE, params["token_value"]), linear(positions_BQE, params["position_value"])
+    return token * values[0] + position * values[1]
 
 
 class InputScheme(Scheme[MixOptionsT, None], abc.ABC):
