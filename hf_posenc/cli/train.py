@@ -90,9 +90,7 @@ def train(
     label_loss_weight: Annotated[float | None, Option(help="Weight of the text itself.")] = None,
     trainable: Annotated[str | None, Option(help="all, positions (scheme parameters) or lora (plus adapters).")] = None,
     lora_rank: Annotated[int | None, Option(min=1, help="Rank of the LoRA adapters.")] = None,
-    position_learning_rate: Annotated[
-        float | None, Option(min=0, help="Learning rate of the scheme's parameters.")
-    ] = None,
+    position_learning_rate: Annotated[float | None, Option(help="Learning rate of the scheme's parameters.")] = None,
     task: Annotated[str | None, Option(help="causal-lm, masked-lm, feature-extraction or classification.")] = None,
     split: Annotated[str | None, Option(help="Split of --data.")] = None,
     eval_split: Annotated[str | None, Option(help="Split of --eval-data.")] = None,
@@ -100,9 +98,7 @@ def train(
     label_column: Annotated[str | None, Option(help="Column with the labels of a classification task.")] = None,
     streaming: Annotated[bool | None, Option("--streaming", help="Stream the data.")] = None,
     packing: Annotated[bool | None, Option(help="Pack documents into rows; default for causal models.")] = None,
-    mlm_probability: Annotated[
-        float | None, Option(min=0, max=1, help="Fraction of tokens to mask, for masked LMs.")
-    ] = None,
+    mlm_probability: Annotated[float | None, Option(help="Fraction of tokens to mask, for masked LMs.")] = None,
     self_generated_rows: Annotated[int | None, Option(min=1, help="Rows to sample with --data self.")] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
     restart: Annotated[bool, Option("--restart", help="Delete an earlier run in the directory.")] = False,

@@ -160,6 +160,10 @@ class TrainRequest:
     def __post_init__(self) -> None:
         if self.trainable not in get_args(Trainable):
             raise PosEncError(f"Unknown --trainable {self.trainable!r}; expected one of {get_args(Trainable)}")
+        if not 0 < self.mlm_probability < 1:
+            raise PosEncError(f"--mlm-probability must be between 0 and 1, got {self.mlm_probability}")
+        if self.position_learning_rate is not None and not 0 < self.position_learning_rate < math.inf:
+            raise PosEncError(f"--position-learning-rate must be above 0, got {self.position_learning_rate}")
         if self.teacher_model is not None and not self.recipe.teacher:
             raise PosEncError("--teacher-model contradicts --no-teacher and --recipe naive: leave one of them out")
 

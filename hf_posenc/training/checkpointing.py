@@ -23,12 +23,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as sharded
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
@@ -51,7 +46,7 @@ STAGING_DIRECTORY = ".unfinished"
 OPTIMIZER_FILE, SCHEDULER_FILE, SCALER_FILE = "optimizer.safetensors", "scheduler.safetensors", "scaler.safetensors"
 TRAINABLE_FILE = "trainable.safetensors"
 """The parameters that are trained next to frozen ones. The model's file has the adapters merged into its weights."""
-GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
+GATHERED = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True)
 """Gather the state of a model that FSDP2 has sharded; all processes must do so."""
 
 
@@ -98,7 +93,7 @@ class CheckpointingTrainer(Trainer):
         if not self.is_fsdp_enabled:
             super().save_model(output_dir, _internal_call)
             return
-        weights = get_model_state_dict(self.model, options=GATHERED)
+        weights = sharded.get_model_state_dict(self.model, options=GATHERED)
         if self.args.should_save:
             self._save(output_dir, weights)
 
@@ -150,7 +145,7 @@ class CheckpointingTrainer(Trainer):
             super()._save_optimizer_and_scheduler(output_dir)
             return
         if self.is_fsdp_enabled:
-            state = get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=GATHERED)
+            state = sharded.get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=GATHERED)
         else:
             state = self.optimizer.state_dict()
         if self.args.should_save:
@@ -173,8 +168,8 @@ class CheckpointingTrainer(Trainer):
         if was_sharded != self.is_fsdp_enabled:
             raise PosEncError(f"Resume {checkpoint} {'with' if was_sharded else 'without'} FSDP, as it was started")
         if was_sharded:
-            options = StateDictOptions(full_state_dict=True)
-            set_optimizer_state_dict(self.model, self.optimizer.optimizer, state, options=options)
+            options = sharded.StateDictOptions(full_state_dict=True)
+            sharded.set_optimizer_state_dict(self.model, self.optimizer.optimizer, state, options=options)
         else:
             self.optimizer.load_state_dict(state)
         self.lr_scheduler.load_state_dict(read_state(Path(checkpoint) / SCHEDULER_FILE))

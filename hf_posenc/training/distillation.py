@@ -17,8 +17,6 @@ from transformers import PreTrainedModel
 from ..errors import PosEncError
 from ..patches import architecture_of
 
-KL_LOSS, POOLED_LOSS, HIDDEN_LOSS = "kl_loss", "pooled_loss", "hidden_loss"
-
 
 @dataclasses.dataclass(frozen=True)
 class LossWeights:
@@ -103,12 +101,12 @@ class TeacherOutput:
         terms = {}
         if weights.kl and self.logits_BNV is not None and logits is not None:
             per_token = self.logits_BNV.ndim == 3  # a classifier has one prediction per row
-            terms[KL_LOSS] = weights.kl * self.kl_divergence(logits, attention_mask if per_token else None)
+            terms["kl_loss"] = weights.kl * self.kl_divergence(logits, attention_mask if per_token else None)
         layer_scales = [hidden_scale] * (len(hidden_states) - 1) + [hidden_scale if terms else 1.0]
         if weights.hidden and not terms:
-            terms[POOLED_LOSS] = weights.hidden * self.pooled_distance(hidden_states[-1], attention_mask)
+            terms["pooled_loss"] = weights.hidden * self.pooled_distance(hidden_states[-1], attention_mask)
         if weights.hidden and any(layer_scales):
-            terms[HIDDEN_LOSS] = weights.hidden * self.hidden_distance(hidden_states, attention_mask, layer_scales)
+            terms["hidden_loss"] = weights.hidden * self.hidden_distance(hidden_states, attention_mask, layer_scales)
         return terms
 
     def kl_divergence(self, logits_BNV: torch.Tensor, mask_BN: torch.Tensor | None = None) -> torch.Tensor:

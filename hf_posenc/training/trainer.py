@@ -16,20 +16,11 @@ from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
 from .checkpointing import CheckpointingTrainer
 from .data import IGNORE_INDEX
-from .distillation import (
-    HIDDEN_LOSS,
-    KL_LOSS,
-    POOLED_LOSS,
-    LossWeights,
-    Teacher,
-    TeacherOutput,
-    record_hidden_states,
-    transformer_layers,
-)
+from .distillation import LossWeights, Teacher, TeacherOutput, record_hidden_states, transformer_layers
 from .optimizer import scheme_parameter_ids, split_parameter_group
 
-LABELS, LABEL_LOSS = "labels", "label_loss"
-LOSS_TERMS = (KL_LOSS, POOLED_LOSS, HIDDEN_LOSS, LABEL_LOSS)
+LABELS = "labels"
+LOSS_TERMS = ("kl_loss", "pooled_loss", "hidden_loss", "label_loss")
 Batch = Mapping[str, torch.Tensor]
 
 
@@ -125,11 +116,11 @@ class RecoveryTrainer(CheckpointingTrainer):
         logits, mask = getattr(outputs, "logits", None), inputs.get("attention_mask")
         terms = target.losses(self.loss_weights, logits, hidden_states, mask, hidden_scale)
         token_weight, label_weight = self._batch_weights(inputs)
-        per_row = {POOLED_LOSS, KL_LOSS} if logits is not None and logits.ndim == 2 else {POOLED_LOSS}
+        per_row = {"pooled_loss", "kl_loss"} if logits is not None and logits.ndim == 2 else {"pooled_loss"}
         for name in terms.keys() - per_row:
             terms[name] = terms[name] * token_weight
         if self.loss_weights.label and LABELS in inputs:
-            terms[LABEL_LOSS] = self.loss_weights.label * outputs.loss * label_weight
+            terms["label_loss"] = self.loss_weights.label * outputs.loss * label_weight
         if not terms:
             raise PosEncError("There is nothing to learn: all loss weights that apply to this model are 0")
         if training:
