@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from ..errors import PosEncError
 from .app import Json, app, exit_on_user_error, parse_scheme_option
@@ -15,18 +16,17 @@ from .app import Json, app, exit_on_user_error, parse_scheme_option
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(help="A checkpoint directory or a Hub id.")],
-    scheme: Annotated[str, typer.Option(help="A scheme name, or JSON for options or several schemes.")],
-    out: Annotated[Path, typer.Option(help="The output directory.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace the output directory if it is not empty.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed for schemes with random initial values.")] = 0,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
+    source: Annotated[str, Argument(help="A checkpoint directory or a Hub id.")],
+    scheme: Annotated[str, Option(help="A scheme name, or JSON for options or several schemes.")],
+    out: Annotated[Path, Option(help="The output directory.")],
+    force: Annotated[bool, Option("--force", help="Replace the output directory if it is not empty.")] = False,
+    seed: Annotated[int, Option(help="Seed for schemes with random initial values.")] = 0,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
     rotary_weights: Annotated[
-        str | None,
-        typer.Option(help="Reorder LLaMA's rotary features: interleaved_to_halves or halves_to_interleaved."),
+        str | None, Option(help="Reorder LLaMA's rotary features: interleaved_to_halves or halves_to_interleaved.")
     ] = None,
     drift_text: Annotated[
-        Path | None, typer.Option(help="A text file on which to compare the outputs of source and variant.")
+        Path | None, Option(help="A text file on which to compare the outputs of source and variant.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -54,7 +54,7 @@ def convert(
 
 @app.command()
 def inspect(
-    directory: Annotated[Path, typer.Argument(help="A variant, a stock checkpoint or the output of a training run.")],
+    directory: Annotated[Path, Argument(help="A variant, a stock checkpoint or the output of a training run.")],
     as_json: Json = False,
 ) -> None:
     """Show what a checkpoint contains and whether it is intact, without loading weights.
@@ -77,19 +77,19 @@ def inspect(
 
 @app.command()
 def push(
-    directory: Annotated[Path, typer.Argument(help="The directory of a variant.")],
-    repo_id: Annotated[str, typer.Argument(help="The repository, such as user/model; created if it does not exist.")],
+    directory: Annotated[Path, Argument(help="The directory of a variant.")],
+    repo_id: Annotated[str, Argument(help="The repository, such as user/model; created if it does not exist.")],
     private: Annotated[
-        bool, typer.Option("--private", help="Create a private repository; refuse one that is public.")
+        bool, Option("--private", help="Create a private repository; refuse one that is public.")
     ] = False,
-    revision: Annotated[str | None, typer.Option(help="The branch; created if it does not exist.")] = None,
-    message: Annotated[str | None, typer.Option(help="The commit message.")] = None,
-    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request.")] = False,
+    revision: Annotated[str | None, Option(help="The branch; created if it does not exist.")] = None,
+    message: Annotated[str | None, Option(help="The commit message.")] = None,
+    create_pr: Annotated[bool, Option("--create-pr", help="Open a pull request.")] = False,
     base_model: Annotated[
-        str | None, typer.Option(help="Hub id of the stock checkpoint for the model card, if it is not recorded.")
+        str | None, Option(help="Hub id of the stock checkpoint for the model card, if it is not recorded.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a repository that contains something other than a variant.")
+        bool, Option("--force", help="Overwrite a repository that contains something other than a variant.")
     ] = False,
     as_json: Json = False,
 ) -> None:
