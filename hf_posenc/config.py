@@ -21,7 +21,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
 from .errors import PosEncError
-from .model_types import STOCK_CONFIGS, VARIANT_PREFIX
+from .model_types import MODEL_TYPES, VARIANT_PREFIX, config_module
 from .spec import PositionScheme, SchemeSpec, parse_position_scheme
 from .validation import check_model_sizes, truncate_repr
 
@@ -147,6 +147,13 @@ def write_remote_code_module(config_class: type, directory: Path) -> None:
     (directory / f"{REMOTE_CODE_MODULE}.py").write_text(text, encoding="utf-8")
 
 
+def stock_config_class(model_type: str) -> type[PreTrainedConfig]:
+    """The config class of transformers for a model type."""
+    module = importlib.import_module(config_module(model_type))
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    return next(cls for cls in classes if vars(cls).get("model_type") == model_type)
+
+
 def variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """The config class of the variants of a stock config class, created on first use."""
     with _lock:
@@ -188,9 +195,11 @@ def _make_variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreT
 
 def __getattr__(name: str) -> Any:
     """Create a variant config class when it is asked for by name, as unpickling does."""
-    for module_name, stock_name in STOCK_CONFIGS.items():
-        if name == f"PosEnc{stock_name}":
-            return install_field(getattr(importlib.import_module(module_name), stock_name))
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    for model_type in MODEL_TYPES:
+        if name == f"PosEnc{CONFIG_MAPPING_NAMES.get(model_type)}":
+            return install_field(stock_config_class(model_type))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

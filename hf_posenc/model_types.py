@@ -3,12 +3,14 @@
 VARIANT_PREFIX = "posenc_"
 """A variant's `model_type` is this prefix and the stock one: `posenc_gpt2`."""
 
-STOCK_CONFIGS = {
-    "transformers.models.bert.configuration_bert": "BertConfig",
-    "transformers.models.gpt2.configuration_gpt2": "GPT2Config",
-    "transformers.models.llama.configuration_llama": "LlamaConfig",
-}
-"""The config class of each supported architecture, by the module that defines it."""
-
-STOCK_TYPES = tuple(module.split(".")[2] for module in STOCK_CONFIGS)
+MODEL_TYPES = ["bert", "gpt2", "llama"]
 """The stock `model_type` of each supported architecture."""
+
+CONFIG_MODULES = {"data2vec-text": "data2vec.configuration_data2vec_text", "gemma3_text": "gemma3.configuration_gemma3"}
+"""Where config classes are defined that are not in the module named after their model type."""
+
+
+def config_module(model_type: str) -> str:
+    """The module of transformers that defines the config class of a model type."""
+    name = model_type.replace("-", "_")
+    return f"transformers.models.{CONFIG_MODULES.get(model_type, f'{name}.configuration_{name}')}"

@@ -1,8 +1,10 @@
-"""What the package must know of an architecture: one record per model type."""
+"""What the package must know of an architecture: one record per model type, resolved when it is used."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,23 +13,22 @@ from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from hf_posenc.config import stock_config_class
 from hf_posenc.schemes import ModelShape
+
+from .compat import base_model_class
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Maps generic names to the attributes of one architecture's base model."""
+    """Maps generic names to the attributes of one architecture's base model. The defaults are those of LLaMA."""
 
     model_type: str
-    family: type[PreTrainedModel]
-    """The class that all models of the architecture derive from."""
-    base: type[PreTrainedModel]
-    """The model without a head, whose forward knows positions."""
-    attention: dict[type[nn.Module], type[nn.Module]]
-    """The patched subclass of each attention class."""
-    layers: str
+    base_name: str | None = None
+    """The class of the model without a head, whose forward knows positions; None: what AutoModel builds."""
+    layers: str = "layers"
     """Path from the base model to its list of layers."""
-    self_attention: str
+    self_attention: str = "self_attn"
     """Path from a layer to its self-attention."""
     cross_attention: str | None = None
     """Path from a layer to its cross-attention, if positions must be kept from it."""
@@ -36,13 +37,35 @@ class Architecture:
     constant: str | None = None
     """Path from the base model to an embedding that can absorb what a table adds at every position. Token embeddings
     cannot: they are tied to the head, whose logits would grow by as much."""
-    rotary: str | None = None
-    """Path from the base model to its own rotary embedding."""
-    is_causal: Callable[[Any], bool]
+    interleaved: bool = False
+    """Whether its own rotation pairs neighboring features, not features half a head apart."""
+    rotates: Callable[[Any], bool] | None = None
+    """Whether an attention module rotates; None: all do."""
+    is_causal: Callable[[Any], bool] = lambda config: getattr(config, "is_causal", True)
     fill_inputs: Callable[[dict[str, Any]], None] | None = None
     """Supplies what the stock forward would otherwise read from buffers of the trained length."""
     check_config: Callable[[Any], None] = lambda config: None
     """Raises PosEncError for settings that bypass the attention function."""
+
+    @functools.cached_property
+    def config_class(self) -> type[PreTrainedConfig]:
+        return stock_config_class(self.model_type)
+
+    @functools.cached_property
+    def base(self) -> type[PreTrainedModel]:
+        """The class of the model without a head."""
+        base = base_model_class(self.config_class)
+        return getattr(sys.modules[base.__module__], self.base_name) if self.base_name else base
+
+    @functools.cached_property
+    def family(self) -> type[PreTrainedModel]:
+        """The class that all models of the architecture derive from."""
+        return next(cls for cls in self.base.__mro__ if PreTrainedModel in cls.__bases__)
+
+    @property
+    def rotary(self) -> bool:
+        """Whether the architecture rotates queries and keys itself."""
+        return self.table is None
 
     @property
     def stock_scheme(self) -> str:
@@ -60,19 +83,34 @@ class Architecture:
             max_positions=config.max_position_embeddings,
             causal=self.is_causal(config),
             table_size=config.max_position_embeddings if self.table else None,
-            rope_parameters=config.rope_parameters if self.rotary else None,
+            rope_parameters=_flat_rope_parameters(config) if self.rotary else None,
+            rotary_layout="interleaved" if self.interleaved else "halves",
         )
+
+    def angle_size(self, config: PreTrainedConfig) -> int:
+        """The number of angles per position that the stock attention expects; 0 if it does not rotate."""
+        if not self.rotary:
+            return 0
+        shape = self.shape(config)
+        return int(shape.head_size * (shape.rope_parameters or {}).get("partial_rotary_factor", 1.0))
 
     def self_attentions(self, base: nn.Module) -> list[nn.Module]:
         """The self-attention modules of a base model, by layer."""
         return [layer.get_submodule(self.self_attention) for layer in base.get_submodule(self.layers).children()]
 
-    def patched_modules(self, base: nn.Module) -> Iterator[nn.Module]:
-        """All attention modules whose class is swapped, including cross-attention."""
+    def cross_attentions(self, base: nn.Module) -> Iterator[nn.Module]:
+        """The cross-attention modules of a base model that was built with them."""
+        if self.cross_attention is None:
+            return
         for layer in base.get_submodule(self.layers).children():
-            yield layer.get_submodule(self.self_attention)
-            if self.cross_attention and hasattr(layer, self.cross_attention.split(".")[0]):
+            if hasattr(layer, self.cross_attention.split(".")[0]):
                 yield layer.get_submodule(self.cross_attention)
+
+
+def _flat_rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
+    """The rotary settings of a config; those of full attention where types of layers differ."""
+    parameters: dict[str, Any] = config.rope_parameters
+    return parameters.get("full_attention", parameters)
 
 
 class NullEmbedding(nn.Module):
@@ -80,10 +118,3 @@ class NullEmbedding(nn.Module):
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), device=position_ids.device)
-
-
-class IdentityRotary(nn.Module):
-    """Replaces a rotary embedding: rotates by nothing."""
-
-    def forward(self, states: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return states.new_ones(1, 1, 1), states.new_zeros(1, 1, 1)

@@ -18,7 +18,8 @@ from hf_posenc.schemes.inputs import LayerSeams
 from hf_posenc.spec import PositionScheme
 from hf_posenc.validation import ParameterBudget, check_model_sizes
 
-from .architecture import Architecture, IdentityRotary, NullEmbedding
+from .architecture import Architecture, NullEmbedding
+from .attention_modules import attention_class, cross_attention_class
 from .compat import AttentionConfig, attn_implementation, swap_class
 
 
@@ -108,8 +109,14 @@ def _layer_seams(
     rotations = active["rotate"]
     is_only_rotation = len(rotations) == 1 and not active["score"] and not active["value"]
     # Nothing else needs unrotated queries: leave the rotation to the stock code, which is exact and fused.
-    by_stock = is_only_rotation and architecture.rotary is not None and schemes[rotations[0]].uses_rotate_half()
+    by_stock = is_only_rotation and architecture.rotary and _rotates_by_stock(architecture, schemes[rotations[0]])
     return {**active, "rotate": () if by_stock else rotations, STOCK_ROTATION: rotations if by_stock else ()}
+
+
+def _rotates_by_stock(architecture: Architecture, scheme: Scheme) -> bool:
+    """Whether the stock code can rotate for a scheme: with its own angles, or with the scheme's in their place."""
+    takes_any_angles = architecture.rotates is None and not architecture.interleaved
+    return scheme.keeps_stock_rotation() or (takes_any_angles and scheme.uses_rotate_half())
 
 
 def attach(base: Any, architecture: Architecture, plan: SchemePlan) -> dict[str, nn.Module]:
@@ -127,12 +134,13 @@ def attach(base: Any, architecture: Architecture, plan: SchemePlan) -> dict[str,
             replaced[architecture.table] = _replace(base, architecture.table, patched)
     elif architecture.table:
         replaced[architecture.table] = _replace(base, architecture.table, NullEmbedding())
-    if architecture.rotary:
-        replaced[architecture.rotary] = _replace(base, architecture.rotary, IdentityRotary())
-    for module in architecture.patched_modules(base):
-        swap_class(module, architecture.attention[type(module)])
+    for module in architecture.cross_attentions(base):
+        swap_class(module, cross_attention_class(type(module)))  # type: ignore[arg-type]
+    angle_size = architecture.angle_size(base.config)
     for layer, module in enumerate(architecture.self_attentions(base)):
+        swap_class(module, attention_class(type(module), architecture))  # type: ignore[arg-type]
         module.config = AttentionConfig(module.config)  # type: ignore[assignment]
+        module.layer_idx, module.angle_size = layer, angle_size  # type: ignore[assignment]
         if layer in plan.layer_modules:
             module.position_scheme = plan.layer_modules[layer]
     base.position_scheme = nn.ModuleList(plan.schemes)
@@ -146,9 +154,9 @@ def detach(base: Any, architecture: Architecture) -> None:
         module.config = module.config.stock_config  # type: ignore[union-attr]
         if hasattr(module, "position_scheme"):
             del module.position_scheme
-    stock_classes = {patched: stock for stock, patched in architecture.attention.items()}
-    for module in architecture.patched_modules(base):
-        swap_class(module, stock_classes[type(module)])
+        swap_class(module, module.stock_class)  # type: ignore[arg-type]
+    for module in architecture.cross_attentions(base):
+        swap_class(module, module.stock_class)  # type: ignore[arg-type]
     replaced = base.posenc.replaced
     del base.position_scheme, base.posenc
     embedding = base.get_input_embeddings().weight

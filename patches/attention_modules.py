@@ -1,29 +1,37 @@
-"""The attention subclass that reaches the schemes without copying any stock forward.
+"""The attention subclasses that reach the schemes without copying any stock forward.
 
-The subclass runs the stock forward unchanged with two stand-ins: a cache whose `update` rotates the keys before they
-are stored, and a config that names our attention function.
+A subclass runs the stock forward unchanged with three stand-ins: a cache whose `update` rotates the keys before they
+are stored, a config that names our attention function, and angles of zero where no scheme keeps the own rotation.
+
+Shape legend: B batch, H heads, G key heads, N tokens, R rows, D head size, E hidden size.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
 from transformers.configuration_utils import PreTrainedConfig
 
-from hf_posenc.attention import ActiveScheme, LayerSchemes, apply_rotation, self_attention_cache
+from hf_posenc.attention import ActiveScheme, LayerSchemes, Projections, apply_rotation, self_attention_cache
 from hf_posenc.errors import PosEncError
-from hf_posenc.schemes import Positions
+from hf_posenc.schemes import Positions, repeat_key_heads
 from hf_posenc.schemes.base import STOCK_ROTATION
-from hf_posenc.schemes.inputs import repeat_key_heads
 
+from .architecture import Architecture
 from .compat import AttentionConfig
 
+CLASS_MODULE = "hf_posenc.models"
+"""Where pickle looks the classes up."""
 SEAMS = ("rotate", "score", "content_scale", "value", STOCK_ROTATION)
 """In the order of `LayerSchemes`."""
+CACHE_ARGUMENTS = ("past_key_values", "layer_past")
 
 
 class RotatingCache:
@@ -46,42 +54,116 @@ class RotatingCache:
 class PosEncAttention(nn.Module):
     """Mixed in before a stock self-attention class. Its only state is the scheme parameters of its layer."""
 
+    architecture: ClassVar[Architecture]
+    stock_class: ClassVar[type[nn.Module]]
     stock_eager: Callable[..., Any]
     """The architecture's own eager attention function."""
+    argument_names: ClassVar[tuple[str, ...]]
+    """The arguments of the stock forward."""
+    cache_argument: ClassVar[str | None]
+    """The argument that takes the cache; None if keys are never cached."""
     layer_idx: int
     is_causal: bool
     config: AttentionConfig
+    angle_size: int
+    """The number of rotary angles that the stock forward expects; 0 if it does not rotate."""
 
     @property
     def stock_config(self) -> PreTrainedConfig:
         return self.config.stock_config
 
-    def project_qk(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Project hidden states with the layer's own query and key projections. Every architecture overrides it."""
-        raise AssertionError("overridden by every architecture")
+    def project_qk(self, states_BNE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Project hidden states to unrotated queries, (B, H, N, D), and keys, (B, G, N, D), as the stock forward does.
 
-    def project_rows(self, states: torch.Tensor, query_BHQD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Project hidden states (R, E) to queries and keys by head, two of (H, R, D)."""
-        head_size = query_BHQD.shape[-1]
-        query, key = (states.unflatten(-1, (-1, head_size)).transpose(0, 1) for states in self.project_qk(states))
-        return query, repeat_key_heads(key[None], query_BHQD.shape[1])[0]
+        The stock forward runs up to its call of the attention function, so that norms and fused weights are included.
+        """
+        inputs: dict[str, Any] = {"hidden_states": states_BNE, "attention_mask": None}
+        if self.angle_size:
+            angles = states_BNE.new_zeros(1, states_BNE.shape[1], self.angle_size)
+            inputs["position_embeddings"] = (angles + 1, angles)
+        try:
+            super().forward(**inputs, posenc=Projections)
+        except Projections as projections:
+            return projections.query_BHND, projections.key_BGND
+        raise AssertionError(f"{type(self).__name__} did not call the attention function")
+
+    def project_rows(self, states_RE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Project hidden states to queries and keys by head, two of (H, R, D)."""
+        query_BHRD, key_BGRD = self.project_qk(states_RE[None])
+        return query_BHRD[0], repeat_key_heads(key_BGRD, query_BHRD.shape[1])[0]
 
     def layer_schemes(self, positions: Positions) -> LayerSchemes:
         """The schemes that act in this layer, by seam."""
         modules, seams = getattr(self, "position_scheme", {}), positions.active[self.layer_idx]
         # The call of a layer's module, not the module: hooks of models on several devices would move a module along.
         layer_params = {int(index): module.__call__ for index, module in modules.items()}
+        prepared = list(positions.prepared)
+        for index, scheme in enumerate(positions.schemes):
+            if scheme.keeps_stock_rotation():
+                prepared[index] = functools.partial(self._rotate_as_stock, positions=positions)
         active = [
-            [ActiveScheme(positions.schemes[i], positions.prepared[i], layer_params.get(i)) for i in seams[seam]]
+            [ActiveScheme(positions.schemes[i], prepared[i], layer_params.get(i)) for i in seams[seam]]
             for seam in SEAMS
         ]
         return LayerSchemes(positions, *active)
 
+    def _rotate_as_stock(self, states_BHND: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """Rotate as the architecture's own code does in this layer."""
+        if self.architecture.rotates is not None and not self.architecture.rotates(self):
+            return states_BHND
+        cos, sin = positions.stock_angles(getattr(self, "layer_type", None), states_BHND)
+        rotate = sys.modules[self.stock_class.__module__].apply_rotary_pos_emb
+        size = self.angle_size if cos.shape[-1] == self.angle_size else states_BHND.shape[-1]
+        rotated = rotate(states_BHND[..., :size], states_BHND[..., :size], cos, sin)[0]
+        return rotated if size == states_BHND.shape[-1] else torch.cat([rotated, states_BHND[..., size:]], dim=-1)
+
     def forward(self, *args: Any, posenc: Positions | None = None, **kwargs: Any) -> Any:
         if posenc is None:
             raise PosEncError(f"{type(self).__name__} was called without positions; call the model, not the layer")
+        kwargs.update(zip(self.argument_names, args, strict=False))
         layer = self.layer_schemes(posenc)
-        if layer.rotate:
-            cache = self_attention_cache(kwargs.get("past_key_values"))
-            kwargs["past_key_values"] = RotatingCache(cache, layer)
-        return super().forward(*args, posenc=layer, **kwargs)
+        if layer.rotate and self.cache_argument is not None:
+            cache = self_attention_cache(kwargs.get(self.cache_argument))
+            kwargs[self.cache_argument] = RotatingCache(cache, layer)
+        angles = kwargs.get("position_embeddings")
+        if angles is not None:
+            kwargs["position_embeddings"] = self._angles(angles, layer)
+        return super().forward(**kwargs, posenc=layer)
+
+    def _angles(self, stock_angles: Any, layer: LayerSchemes) -> Any:
+        """The cos and sin for the stock forward: its own, those of a scheme, or those of no rotation."""
+        cos, sin = stock_angles
+        for scheme, prepared, _ in layer.stock_rotation:
+            if scheme.keeps_stock_rotation():
+                return stock_angles
+            return [angle.squeeze(1).to(cos.dtype) for angle in prepared[:2]]
+        return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+class PosEncCrossAttention(nn.Module):
+    """Mixed in before a stock cross-attention class: layers pass positions to it, which act in self-attention only."""
+
+    def forward(self, *args: Any, posenc: object = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+@functools.cache
+def attention_class(stock_class: type[nn.Module], architecture: Architecture) -> type[nn.Module]:
+    """The subclass of a stock self-attention class, created on first use."""
+    names = tuple(inspect.signature(stock_class.forward).parameters)[1:]
+    body = {
+        "__module__": CLASS_MODULE,
+        "architecture": architecture,
+        "stock_class": stock_class,
+        "stock_eager": staticmethod(sys.modules[stock_class.__module__].eager_attention_forward),
+        "argument_names": names,
+        "cache_argument": next((name for name in CACHE_ARGUMENTS if name in names), None),
+    }
+    return type(f"PosEnc{stock_class.__name__}", (PosEncAttention, stock_class), body)
+
+
+@functools.cache
+def cross_attention_class(stock_class: type[nn.Module]) -> type[nn.Module]:
+    """The subclass of a stock cross-attention class, created on first use."""
+    body = {"__module__": CLASS_MODULE, "stock_class": stock_class}
+    return type(f"PosEnc{stock_class.__name__}", (PosEncCrossAttention, stock_class), body)

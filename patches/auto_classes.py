@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import re
+import sys
 import threading
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from hf_posenc.config import auto_class_names, variant_config_class
 
+from .attention_modules import attention_class, cross_attention_class
 from .compat import auto_mappings, register_in_mapping, registered_auto_classes
 from .families import ARCHITECTURES
 from .variants import install_save_guard, install_variants, variant_class
@@ -23,7 +25,7 @@ def register_variants(stock_config: type[PreTrainedConfig]) -> None:
     with _lock:
         if config_class in auto_class_names:
             return
-        install_variants(architecture)
+        install_variants()
         install_save_guard()
         for mapping in auto_mappings(architecture.model_type):
             stock_classes = mapping[stock_config]
@@ -34,15 +36,20 @@ def register_variants(stock_config: type[PreTrainedConfig]) -> None:
 
 
 def variant_by_name(name: str) -> Any:
-    """The variant's config or model class by its name, such as `PosEncGPT2LMHeadModel`; None if there is none."""
+    """The variant's config, model or attention class by its name, such as `PosEncGPT2LMHeadModel`; None if unknown."""
     stock_name = name.removeprefix("PosEnc")
     for architecture in ARCHITECTURES.values() if stock_name != name else ():
-        stock_config = architecture.family.config_class
-        if stock_name == stock_config.__name__:
-            register_variants(stock_config)
-            return variant_config_class(stock_config)
-        stock_class = getattr(importlib.import_module(architecture.family.__module__), stock_name, None)
+        if not stock_name.lower().startswith(re.sub("[^a-z0-9]|_text", "", architecture.model_type)):
+            continue  # do not import the modules of other families
+        if stock_name == architecture.config_class.__name__:
+            register_variants(architecture.config_class)
+            return variant_config_class(architecture.config_class)
+        stock_class = getattr(sys.modules[architecture.base.__module__], stock_name, None)
         if isinstance(stock_class, type) and issubclass(stock_class, architecture.family):
-            register_variants(stock_config)
+            register_variants(architecture.config_class)
             return variant_class(architecture, stock_class)
+        if isinstance(stock_class, type) and stock_name.endswith("CrossAttention"):
+            return cross_attention_class(stock_class)
+        if isinstance(stock_class, type) and stock_name.endswith("Attention"):
+            return attention_class(stock_class, architecture)
     return None

@@ -105,6 +105,13 @@ def set_checkpoint_name(model: PreTrainedModel, name: str) -> None:
     model.name_or_path = model.config._name_or_path = name
 
 
+def base_model_class(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel]:
+    """The model without a head that AutoModel builds for a config."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    return MODEL_MAPPING[config_class]
+
+
 def was_loaded(model: PreTrainedModel) -> bool:
     """Whether `from_pretrained` filled the model, rather than only its config having been read."""
     return "_weight_conversions" in vars(model)

@@ -126,7 +126,7 @@ def _score_terms(module: PosEncAttention, layer: LayerSchemes, base: Any) -> lis
     num_key_heads = getattr(base.config, "num_key_value_heads", None) or shape.num_heads
     query, key = (parameter.new_zeros(1, heads, 2, shape.head_size) for heads in (shape.num_heads, num_key_heads))
     visible = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=query.device)
-    content = Content(query, query, key, 1.0, lambda: visible, lambda states: module.project_rows(states, query))
+    content = Content(query, query, key, 1.0, lambda: visible, module.project_rows)
     return score_terms(layer.score, content)
 
 

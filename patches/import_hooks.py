@@ -7,7 +7,6 @@ transformers is patched right after it is imported, or immediately if it already
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -15,7 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hf_posenc.model_types import STOCK_CONFIGS, STOCK_TYPES, VARIANT_PREFIX
+from hf_posenc.model_types import MODEL_TYPES, VARIANT_PREFIX, config_module
 
 ImportHook = Callable[[types.ModuleType], None]
 
@@ -76,22 +75,24 @@ def install() -> None:
     if _finder in sys.meta_path:
         return
     sys.meta_path.insert(0, _finder)
-    for module_name in STOCK_CONFIGS:
-        after_import(module_name, _patch_config)
+    for model_type in MODEL_TYPES:
+        after_import(config_module(model_type), _patch_configs)
     after_import("transformers.models.auto.configuration_auto", _patch_auto_config)
     after_import("transformers.models.auto.tokenization_auto", _patch_tokenizers)
     after_import("peft.utils.constants", _patch_peft)
 
 
-def _patch_config(module: types.ModuleType) -> None:
-    from hf_posenc.config import install_field, scheme_set_hooks
+def _patch_configs(module: types.ModuleType) -> None:
+    from hf_posenc.config import install_field, scheme_set_hooks, stock_config_class
 
     from .legacy import install_legacy_field
 
-    stock_class = getattr(module, STOCK_CONFIGS[module.__name__])
-    install_field(stock_class)
-    if stock_class.model_type == "bert":
-        install_legacy_field(stock_class)
+    for model_type in MODEL_TYPES:
+        if config_module(model_type) == module.__name__:
+            stock_class = stock_config_class(model_type)
+            install_field(stock_class)
+            if model_type == "bert":
+                install_legacy_field(stock_class)
     if _register_variants not in scheme_set_hooks:
         scheme_set_hooks.append(_register_variants)
 
@@ -117,11 +118,9 @@ class _VariantConfigs(dict[str, Any]):
     def _resolve(self, key: str) -> Any:
         value = super().__getitem__(key)
         if isinstance(value, _Unresolved):
-            from hf_posenc.config import variant_config_class
+            from hf_posenc.config import stock_config_class, variant_config_class
 
-            module_name = next(name for name in STOCK_CONFIGS if f".{value.stock_type}." in name)
-            stock_class = getattr(importlib.import_module(module_name), STOCK_CONFIGS[module_name])
-            value = self[key] = variant_config_class(stock_class)
+            value = self[key] = variant_config_class(stock_config_class(value.stock_type))
         return value
 
     __getitem__ = _resolve
@@ -142,7 +141,7 @@ def _patch_auto_config(module: types.ModuleType) -> None:
     from .compat import extra_configs, set_extra_configs
 
     configs = _VariantConfigs(extra_configs(module))
-    for stock_type in STOCK_TYPES:
+    for stock_type in MODEL_TYPES:
         configs.setdefault(VARIANT_PREFIX + stock_type, _Unresolved(stock_type))
     set_extra_configs(module, configs)
 
@@ -150,7 +149,7 @@ def _patch_auto_config(module: types.ModuleType) -> None:
 def _patch_tokenizers(module: types.ModuleType) -> None:
     """A variant has the tokenizer of its stock architecture."""
     names = module.TOKENIZER_MAPPING_NAMES
-    for stock_type in STOCK_TYPES:
+    for stock_type in MODEL_TYPES:
         if stock_type in names:
             names[VARIANT_PREFIX + stock_type] = names[stock_type]
 
@@ -159,6 +158,6 @@ def _patch_peft(module: types.ModuleType) -> None:
     """PEFT chooses default target modules by model_type: a variant has those of its stock architecture."""
     for table in vars(module).values():
         if isinstance(table, dict):
-            for stock_type in STOCK_TYPES:
+            for stock_type in MODEL_TYPES:
                 if stock_type in table:
                     table.setdefault(VARIANT_PREFIX + stock_type, table[stock_type])

@@ -11,6 +11,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from hf_posenc.config import VariantConfig
 from hf_posenc.errors import PosEncError
+from hf_posenc.model_types import VARIANT_PREFIX
 from hf_posenc.spec import PositionScheme, parse_position_scheme
 
 from .architecture import Architecture
@@ -42,9 +43,10 @@ def architecture_of(model: nn.Module) -> Architecture:
     Raises:
         PosEncError: If the architecture is not supported.
     """
-    for architecture in ARCHITECTURES.values():
-        if isinstance(model, architecture.family):
-            return architecture
+    model_type = getattr(getattr(model, "config", None), "model_type", "")
+    architecture = ARCHITECTURES.get(model_type.removeprefix(VARIANT_PREFIX))
+    if architecture is not None and isinstance(model, architecture.family):
+        return architecture
     raise PosEncError(
         f"{type(model).__name__} is not supported; hf_posenc supports models of {sorted(ARCHITECTURES)}. Unwrap a "
         "compiled, parallel or PEFT model first"
@@ -82,7 +84,7 @@ def retrofit(model: Model, position_scheme: PositionScheme) -> Model:
     for base in bases:
         _check_base(base, architecture)
     plans = [plan_schemes(architecture, with_scheme(base.config, position_scheme)) for base in bases]
-    configs = _copy_configs(model, architecture.family.config_class, position_scheme)
+    configs = _copy_configs(model, architecture.config_class, position_scheme)
     loaded_from = checkpoint_name(model.config)
     if was_loaded(model):
         for config in configs:
@@ -150,8 +152,7 @@ def patched(position_scheme: PositionScheme) -> Iterator[None]:
     """
     parse_position_scheme(position_scheme)
     install_save_guard()
-    for architecture in ARCHITECTURES.values():
-        install_variants(architecture)
+    install_variants()
     token = patched_scheme.set(position_scheme)
     try:
         yield
@@ -162,13 +163,14 @@ def patched(position_scheme: PositionScheme) -> Iterator[None]:
 def _check_base(base: Any, architecture: Architecture) -> None:
     if isinstance(base, PosEncBaseModel):
         raise PosEncError("A part of the model already has a position scheme; call hf_posenc.restore on it first")
-    config_class = architecture.family.config_class
+    config_class = architecture.config_class
     if not isinstance(base.config, config_class):
         raise PosEncError(
             f"{type(base).__name__} has a {type(base.config).__name__}, which has no position_scheme; hf_posenc "
             f"supports models with a {config_class.__name__}"
         )
-    for module in (base, *architecture.patched_modules(base)):
+    attentions = (*architecture.self_attentions(base), *architecture.cross_attentions(base))
+    for module in (base, *attentions):
         if "forward" in vars(module):
             raise PosEncError(
                 f"A hook has replaced the forward of {type(module).__name__} (device maps and some kernel patches do "

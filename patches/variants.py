@@ -24,10 +24,9 @@ from hf_posenc.spec import PositionScheme
 
 from .architecture import Architecture
 from .attach import SchemeState, attach, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
+from .attention_modules import CLASS_MODULE
 from .compat import ModelHooks, attn_implementation, checkpoint_name, set_checkpoint_name
 
-CLASS_MODULE = "hf_posenc.models"
-"""Where pickle and remote code look variant classes up."""
 FLATTENED = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
 """Inputs with an axis for choices (double heads) are flattened, which stock models do for token ids only."""
 patched_scheme: ContextVar[PositionScheme | None] = ContextVar("patched_scheme", default=None)
@@ -142,6 +141,7 @@ class PosEncBaseModel(PosEncModel):
             schemes=schemes,
             active=state.active,
             table=self.get_submodule(self.architecture.table) if state.scheme_owns_table else None,
+            rotary=self.rotary_emb if self.architecture.rotary else None,
         )
         positions = resolved.positions
         if self.architecture.fill_inputs is not None:
@@ -175,7 +175,7 @@ def _make_variant_class(architecture: Architecture, stock_class: type[PreTrained
         "__doc__": f"{stock_class.__name__} with a position scheme.",
         "architecture": architecture,
         "stock_class": stock_class,
-        "config_class": variant_config_class(architecture.family.config_class),
+        "config_class": variant_config_class(architecture.config_class),
     }
     if is_base:
         body["forward"] = _make_forward(stock_class)
@@ -215,27 +215,37 @@ def _unflatten(outputs: Any, shape: torch.Size) -> Any:
     return outputs
 
 
-def install_variants(architecture: Architecture) -> None:
+def install_variants() -> None:
     """Make stock classes build their variant when they are given a variant's config. Inert for stock configs."""
-    family = architecture.family
-    if "__new__" in vars(family):
+    if "__new__" in vars(PreTrainedModel):
         return
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         config = args[0] if args else kwargs.get("config")
-        inside_patched = config is not None and patched_scheme.get() is not None
-        wants_variant = isinstance(config, VariantConfig) or inside_patched
-        if wants_variant and not isinstance(config, (VariantConfig, family.config_class)):
-            raise PosEncError(
-                f"{cls.__name__} is built here with a {type(config).__name__}, which has no position_scheme; "
-                f"build it outside hf_posenc.patched, or with a {family.config_class.__name__}"
-            )
-        if wants_variant and not issubclass(cls, PosEncModel):
-            cls = variant_class(architecture, cls)
-        return super(family, cls).__new__(cls)
+        if config is not None and not issubclass(cls, PosEncModel):
+            cls = _class_to_build(cls, config)
+        return super(PreTrainedModel, cls).__new__(cls)
 
     # Python makes __new__ static only in a class body, and DataParallel calls it on an instance.
-    family.__new__ = staticmethod(__new__)  # type: ignore[assignment]
+    PreTrainedModel.__new__ = staticmethod(__new__)
+
+
+def _class_to_build(cls: type[PreTrainedModel], config: object) -> type[PreTrainedModel]:
+    """The variant of a class if the config, or the innermost `hf_posenc.patched` block, names a scheme."""
+    from .families import ARCHITECTURES
+
+    if not isinstance(config, VariantConfig) and patched_scheme.get() is None:
+        return cls
+    model_type = getattr(config, "stock_class", cls.config_class).model_type
+    architecture = ARCHITECTURES.get(model_type)
+    if architecture is None or not issubclass(cls, architecture.family):
+        return cls
+    if not isinstance(config, (VariantConfig, architecture.config_class)):
+        raise PosEncError(
+            f"{cls.__name__} is built here with a {type(config).__name__}, which has no position_scheme; "
+            f"build it outside hf_posenc.patched, or with a {architecture.config_class.__name__}"
+        )
+    return variant_class(architecture, cls)
 
 
 def install_save_guard() -> None:

@@ -146,9 +146,7 @@ class ModelInspector:
         visible = torch.ones(1, 1, length, length, dtype=torch.bool, device=zeros.device)
         visible = visible.tril() if positions.causal else visible
         scaling = self.shape.head_size**-0.5
-        content = Content(
-            zeros, zeros, zeros, scaling, lambda: visible, lambda rows: attention.project_rows(rows, zeros)
-        )
+        content = Content(zeros, zeros, zeros, scaling, lambda: visible, attention.project_rows)
         # CoPE counts tokens by content, so it has no content-free term.
         terms = score_terms([entry for entry in active if entry.scheme.needs_distances], content)
         terms = [term for term in terms if not isinstance(term, (QueryTerm, KeyTerm))]

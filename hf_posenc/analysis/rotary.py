@@ -118,8 +118,7 @@ def rotary_frequencies(model: nn.Module, input_ids: torch.Tensor, name: str = ""
             rotations = inspector.rotations(layer)
             if not rotations:
                 return
-            like_BHND = hidden_states_NE.new_empty(1, inspector.shape.num_heads, 0, inspector.shape.head_size)
-            query, key = inspector.attentions[layer].project_rows(hidden_states_NE, like_BHND)
+            query, key = inspector.attentions[layer].project_rows(hidden_states_NE)
             query, key = (
                 apply_rotation(states[None], rotations, keys)[0].double()
                 for states, keys in ((query, False), (key, True))

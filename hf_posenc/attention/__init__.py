@@ -5,7 +5,15 @@ from __future__ import annotations
 from .cache import annotate_caches, self_attention_cache
 from .dense import materialize
 from .dispatch import AttentionPath, DispatchKey, MaskKind, select_path
-from .function import ActiveScheme, LayerSchemes, apply_rotation, check_backend, scale_content, score_terms
+from .function import (
+    ActiveScheme,
+    LayerSchemes,
+    Projections,
+    apply_rotation,
+    check_backend,
+    scale_content,
+    score_terms,
+)
 from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
 
 __all__ = [
@@ -15,6 +23,7 @@ __all__ = [
     "LayerSchemes",
     "MaskKind",
     "PositionNeeds",
+    "Projections",
     "ResolvedPositions",
     "annotate_caches",
     "apply_rotation",

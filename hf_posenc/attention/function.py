@@ -36,6 +36,18 @@ from .strided import strided_attention, strided_attention_unpadded
 ATTENTION_NAME = "hf_posenc"
 
 
+class Projections(Exception):
+    """Raised by the attention function in place of an answer, to learn what a layer projects its input to.
+
+    Passed as `posenc`, the class asks for that.
+    """
+
+    def __init__(self, query_BHND: torch.Tensor, key_BGND: torch.Tensor) -> None:
+        super().__init__()
+        self.query_BHND = query_BHND
+        self.key_BGND = key_BGND
+
+
 class ActiveScheme(NamedTuple):
     """A scheme that acts in a layer, with what it prepared for this forward pass and its parameters of the layer."""
 
@@ -85,10 +97,12 @@ def posenc_attention_forward(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: Any,
-    posenc: LayerSchemes | None = None,
+    posenc: LayerSchemes | type[Projections] | None = None,
     **kwargs: Any,
 ) -> AttentionOutput:
     """Compute attention under the layer's schemes, on the backend of the model. `module` is a `PosEncAttention`."""
+    if isinstance(posenc, type):
+        raise Projections(query, key)
     if posenc is None:
         raise PosEncError(f"attn_implementation={ATTENTION_NAME!r} is internal; choose one of {SCORE_BACKENDS}")
     if kwargs.get("cache") is not None:
@@ -98,6 +112,8 @@ def posenc_attention_forward(
     unrotated_query = query
     if posenc.rotate:
         query = apply_rotation(query, posenc.rotate, keys=False)
+        if module.cache_argument is None:  # otherwise rotated on their way into the cache
+            key = apply_rotation(key, posenc.rotate, keys=True)
     if not posenc.score and not posenc.value:
         if backend == "flex_attention":
             return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
@@ -147,7 +163,7 @@ def _prepare_call(
         key,
         scaling,
         lambda: visible_pairs(attention_mask, causal, query, positions.key_length),
-        lambda states: module.project_rows(states, unrotated_query),
+        module.project_rows,
     )
     terms = score_terms(posenc.score, content)
     scaled_query = scale_content(query, posenc.content_scale) if posenc.content_scale else query

@@ -94,6 +94,7 @@ def resolve_positions(
     schemes: Sequence[Scheme],
     active: tuple[LayerSeams, ...],
     table: nn.Module | None,
+    rotary: nn.Module | None,
 ) -> ResolvedPositions:
     """Work out where the tokens of one forward pass stand, and mask documents that share a row from each other.
 
@@ -107,6 +108,7 @@ def resolve_positions(
         schemes: The schemes of the model.
         active: For each layer and seam, the indices of the schemes that act there.
         table: The architecture's own position table, if a scheme adds it.
+        rotary: The architecture's own rotary embedding, if it has one.
 
     Returns:
         Complete positions and the mask to use.
@@ -159,6 +161,7 @@ def resolve_positions(
         keys_BK=keys_BK,
         spans=spans,
         table=table,
+        rotary=rotary,
         context_BQE=context_BQE,
         schemes=schemes,
         active=active,

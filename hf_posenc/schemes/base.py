@@ -48,6 +48,8 @@ class ModelShape:
     """Rows of the architecture's own position table; None if it has none."""
     rope_parameters: dict[str, Any] | None
     """The checkpoint's own rotary settings; None if it has none."""
+    rotary_layout: str = "halves"
+    """Which features the checkpoint's own rotation pairs."""
 
 
 class Kind(enum.Enum):
@@ -224,6 +226,13 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         """Whether `prepare` returns first a cos and a sin, (B, 1, Q, D), for LLaMA's `rotate_half` formula.
 
         Architectures with rotary embeddings then apply them in their own code if no other scheme acts in the layer.
+        """
+        return False
+
+    def keeps_stock_rotation(self) -> bool:
+        """Whether the scheme leaves rotations to the architecture's own code, angles included.
+
+        The other seams then get a function that rotates as that code does, in place of what `prepare` returns.
         """
         return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,18 +69,31 @@ class Positions:
     """Start and end of each row's tokens, if the mask is padding at the ends of rows only."""
     table: nn.Module | None = None
     """The architecture's own position table, if a scheme adds it instead of the architecture."""
+    rotary: nn.Module | None = None
+    """The architecture's own rotary embedding, if it has one."""
     context_BQE: torch.Tensor | None = None
     """The mean embedding of the tokens that a query may see, if a scheme sets `needs_context`."""
     schemes: Sequence[Scheme] = ()
     active: tuple[LayerSeams, ...] = ()
 
     def __post_init__(self) -> None:
+        self._stock_angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
         self.prepared: list[Any] = []  # set first: hooks on a scheme may copy these positions to its device
         self.prepared = [scheme("prepare", self) for scheme in self.schemes]
 
     def length(self) -> int | None:
         """One more than the highest position; while tracing, the bound."""
         return self.length_bound if is_tracing() else int(self.queries_BQ.max()) + 1
+
+    def stock_angles(self, layer_type: str | None, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The cos and sin of the architecture's own rotation, in the dtype and on the device of some states."""
+        assert self.rotary is not None
+        key = (layer_type, states.dtype, states.device)
+        if key not in self._stock_angles:
+            by_layer_type = "layer_type" in inspect.signature(self.rotary.forward).parameters
+            layer_types = {"layer_type": layer_type} if by_layer_type else {}
+            self._stock_angles[key] = self.rotary(states, self.queries_BQ.to(states.device), **layer_types)
+        return self._stock_angles[key]
 
     def distances_BQK(self) -> torch.Tensor:
         """All distances; (1, Q, K) if they are uniform."""

@@ -2,6 +2,7 @@
 
 import math
 import types
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,6 +22,10 @@ CHANGES_WITH_LENGTH = ("dynamic", "longrope")
 XPOS_GAMMA, XPOS_LAYOUT = 0.4, "halves"
 MAX_EXPONENT = {torch.float16: 10.0}
 """Beyond this exp() overflows the dtype; 80 for dtypes with the range of float32."""
+
+
+StockRotation = Callable[[torch.Tensor], torch.Tensor]
+"""Rotates states as the architecture's own code does."""
 
 
 class Rotation(NamedTuple):
@@ -61,10 +66,12 @@ class RopeOptions(Options):
     theta: float | None = option(
         None, "base of the wavelengths; None: the checkpoint's, or 10000 if it has none", above=0
     )
-    layout: Literal["halves", "interleaved"] = option(
-        "halves", "which features form a pair: d/2 apart (LLaMA) or neighbors (GPT-J, RoFormer)"
+    layout: Literal["halves", "interleaved"] | None = option(
+        None, "which features form a pair: d/2 apart or neighbors; None: the checkpoint's, or halves if it has none"
     )
-    partial_rotary_factor: float = option(1.0, "fraction of each head that is rotated", above=0, maximum=1)
+    partial_rotary_factor: float | None = option(
+        None, "fraction of each head that is rotated; None: the checkpoint's, or 1 if it has none", above=0, maximum=1
+    )
     scaling: dict[str, Any] | None = option(None, "as transformers' rope_parameters; None: the checkpoint's, or none")
 
 
@@ -91,7 +98,7 @@ def resolve_rope_parameters(options: RopeOptions, shape: ModelShape) -> dict[str
     return parameters
 
 
-class Rope(Scheme[RopeOptions, Rotation]):
+class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
     """Queries and keys are rotated by angles proportional to their position, so that logits depend on distance."""
 
     name = "rope"
@@ -106,7 +113,11 @@ class Rope(Scheme[RopeOptions, Rotation]):
         self.rope_parameters = resolve_rope_parameters(options, shape)
         self.rope_type: str = self.rope_parameters["rope_type"]
         self.depends_on_length = self.rope_type in CHANGES_WITH_LENGTH
-        self.rotary_size = int(shape.head_size * options.partial_rotary_factor)
+        self.layout = options.layout or shape.rotary_layout
+        self.partial_rotary_factor: float = options.partial_rotary_factor or (shape.rope_parameters or {}).get(
+            "partial_rotary_factor", 1.0
+        )
+        self.rotary_size = int(shape.head_size * self.partial_rotary_factor)
         if self.rotary_size % 2 or not self.rotary_size or shape.head_size % 2:
             raise PosEncError(
                 f"rope rotates pairs of features, but {self.rotary_size} of the head size {shape.head_size} do not "
@@ -129,7 +140,7 @@ class Rope(Scheme[RopeOptions, Rotation]):
             steps = torch.arange(0, self.rotary_size, 2, dtype=torch.float, device=device) / self.rotary_size
             return 1.0 / self.rope_parameters["rope_theta"] ** steps, 1.0
         config = types.SimpleNamespace(
-            rope_parameters=dict(self.rope_parameters, partial_rotary_factor=self.options.partial_rotary_factor),
+            rope_parameters=dict(self.rope_parameters, partial_rotary_factor=self.partial_rotary_factor),
             head_dim=self.shape.head_size,
             hidden_size=self.shape.hidden_size,
             num_attention_heads=self.shape.num_heads,
@@ -149,7 +160,7 @@ class Rope(Scheme[RopeOptions, Rotation]):
         frequencies, factor = torch.tensor(self.frequencies, device=device), self.attention_factor
         if self.depends_on_length and (length := self._scaled_length(positions)) is not None:
             frequencies, factor = self._inverse_frequencies(length, device)
-        prepared = rotation(positions.queries_BQ[:, None, :, None].float() * frequencies, self.options.layout)
+        prepared = rotation(positions.queries_BQ[:, None, :, None].float() * frequencies, self.layout)
         return Rotation(*(tensor * factor for tensor in prepared)) if factor != 1.0 else prepared
 
     def _scaled_length(self, positions: Positions) -> int | None:
@@ -175,10 +186,15 @@ class Rope(Scheme[RopeOptions, Rotation]):
         return length
 
     def uses_rotate_half(self) -> bool:
-        return self.options.layout == "halves" and 2 * len(self.frequencies) == self.shape.head_size
+        return self.layout == "halves" and 2 * len(self.frequencies) == self.shape.head_size
 
-    def rotate(self, states_BHQD: torch.Tensor, prepared: Rotation, keys: bool) -> torch.Tensor:
-        return rotate_pairs(states_BHQD, prepared.cos, prepared.signed_sin, self.options.layout)
+    def keeps_stock_rotation(self) -> bool:
+        return self.shape.rope_parameters is not None and self.options == RopeOptions()
+
+    def rotate(self, states_BHQD: torch.Tensor, prepared: Rotation | StockRotation, keys: bool) -> torch.Tensor:
+        if isinstance(prepared, Rotation):
+            return rotate_pairs(states_BHQD, prepared.cos, prepared.signed_sin, self.layout)
+        return prepared(states_BHQD)
 
 
 class XposOptions(Options):

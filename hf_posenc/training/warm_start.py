@@ -252,10 +252,7 @@ def _attentions(base: PreTrainedModel) -> list[PosEncAttention]:
 def _attention_log_weights(attention: PosEncAttention, states_BNE: torch.Tensor, positions: Positions) -> torch.Tensor:
     """The logarithm of the attention weights, (B, H, N, N), for given hidden states instead of the layer's own."""
     layer = attention.layer_schemes(positions)
-    head_size = positions.schemes[0].shape.head_size
-    query_BHND, key_BGND = (
-        states.unflatten(-1, (-1, head_size)).transpose(1, 2) for states in attention.project_qk(states_BNE)
-    )
+    query_BHND, key_BGND = attention.project_qk(states_BNE)
     length = states_BNE.shape[1]
     visible = torch.ones(length, length, dtype=torch.bool, device=states_BNE.device)
     visible = visible.tril() if positions.causal else visible
@@ -264,9 +261,9 @@ def _attention_log_weights(attention: PosEncAttention, states_BNE: torch.Tensor,
         query_BHND,
         apply_rotation(query_BHND, rotations, keys=False),
         apply_rotation(key_BGND, rotations, keys=True),
-        head_size**-0.5,
+        query_BHND.shape[-1] ** -0.5,
         lambda: visible[None, None],
-        lambda states: attention.project_rows(states, query_BHND),
+        attention.project_rows,
     )
     query_BHND = scale_content(content.rotated_query_BHQD, layer.content_scale)
     logits = query_BHND.matmul(content.key_BHKD.transpose(-1, -2)) * content.scaling
