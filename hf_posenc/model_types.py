@@ -3,7 +3,7 @@
 VARIANT_PREFIX = "posenc_"
 """A variant's `model_type` is this prefix and the stock one: `posenc_gpt2`."""
 
-MODEL_TYPES = ["bert", "gpt2", "llama"]
+MODEL_TYPES = "bert gpt2 llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma olmo olmo2 olmoe phi phi3 phimoe granite granitemoe starcoder2 seed_oss apertus arcee persimmon".split()
 """The stock `model_type` of each supported architecture."""
 
 CONFIG_MODULES = {"data2vec-text": "data2vec.configuration_data2vec_text", "gemma3_text": "gemma3.configuration_gemma3"}
