@@ -13,6 +13,7 @@ from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from hf_posenc.attention import Window
 from hf_posenc.config import stock_config_class
 from hf_posenc.schemes import ModelShape
 
@@ -93,6 +94,13 @@ class Architecture:
             return 0
         shape = self.shape(config)
         return int(shape.head_size * (shape.rope_parameters or {}).get("partial_rotary_factor", 1.0))
+
+    def window(self, config: PreTrainedConfig) -> Window | None:
+        """The sliding window, if any layer has one."""
+        size, layer_types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+        if not size or (layer_types is not None and "sliding_attention" not in layer_types):
+            return None
+        return Window(size, has_full_layers=layer_types is not None)
 
     def self_attentions(self, base: nn.Module) -> list[nn.Module]:
         """The self-attention modules of a base model, by layer."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 
-from hf_posenc.attention import PositionNeeds, check_backend
+from hf_posenc.attention import PositionNeeds, Window, check_backend
 from hf_posenc.errors import PosEncError
 from hf_posenc.schemes import ParameterModule, Scheme
 from hf_posenc.schemes.base import LAYER_SEAMS, STOCK_ROTATION
@@ -35,6 +35,7 @@ class SchemeState:
     at_embedding: tuple[int, ...]
     """The indices of the schemes that act at the input embedding."""
     causal: bool
+    window: Window | None
     uses_stock_table: bool
     """Whether the architecture's own position table stays."""
     scheme_owns_table: bool
@@ -91,6 +92,7 @@ def plan_schemes(architecture: Architecture, config: Any) -> SchemePlan:
         needs=PositionNeeds.of(schemes, seams),
         at_embedding=tuple(index for index in range(len(specs)) if "embed" in seams[index]),
         causal=shape.causal,
+        window=architecture.window(config),
         uses_stock_table=num_tables == 1,
         scheme_owns_table=num_tables == 1 and any(scheme.rewrites_embeddings for scheme in schemes),
     )

@@ -59,6 +59,32 @@ _RECORDS = [
     Architecture(model_type="apertus"),
     Architecture(model_type="arcee"),
     Architecture(model_type="persimmon"),
+    Architecture(model_type="gemma2"),
+    Architecture(model_type="gemma3_text"),
+    Architecture(model_type="olmo3"),
+    Architecture(model_type="smollm3", rotates=lambda attention: attention.use_rope),
+    Architecture(model_type="cohere", interleaved=True),
+    Architecture(
+        model_type="cohere2", interleaved=True, rotates=lambda attention: attention.sliding_window is not None
+    ),
+    Architecture(
+        model_type="exaone4", rotates=lambda attention: attention.sliding_window is None or attention.is_sliding
+    ),
+    Architecture(model_type="glm", interleaved=True),
+    Architecture(model_type="glm4", interleaved=True),
+    Architecture(model_type="helium", interleaved=True),
+    Architecture(model_type="ernie4_5", interleaved=True),
+    Architecture(model_type="nanochat"),
+    Architecture(model_type="stablelm"),
+    Architecture(model_type="gpt_oss"),
+    Architecture(model_type="nemotron"),
+    Architecture(model_type="gpt_neox", self_attention="attention"),
+    Architecture(model_type="modernbert", self_attention="attn", is_causal=lambda config: False),
+    Architecture(model_type="modernbert-decoder", self_attention="attn"),
+    Architecture(model_type="eurobert", is_causal=lambda config: False),
+    Architecture(model_type="nomic_bert", is_causal=lambda config: False),
+    Architecture(model_type="jina_embeddings_v3", is_causal=lambda config: False),
+    Architecture(model_type="gte", is_causal=lambda config: False),
 ]
 ARCHITECTURES = {record.model_type: record for record in _RECORDS}
 """The supported architectures by stock `model_type`."""

@@ -142,6 +142,7 @@ class PosEncBaseModel(PosEncModel):
             active=state.active,
             table=self.get_submodule(self.architecture.table) if state.scheme_owns_table else None,
             rotary=self.rotary_emb if self.architecture.rotary else None,
+            window=state.window,
         )
         positions = resolved.positions
         if self.architecture.fill_inputs is not None:

@@ -14,6 +14,7 @@ from .function import (
     scale_content,
     score_terms,
 )
+from .masks import Window
 from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "PositionNeeds",
     "Projections",
     "ResolvedPositions",
+    "Window",
     "annotate_caches",
     "apply_rotation",
     "check_backend",

@@ -83,9 +83,17 @@ def self_attention_cache(cache: Cache | None) -> Cache | None:
 
 def static_cache_length(cache: Cache) -> int | None:
     """The number of slots of a static cache; None for a cache that grows."""
-    max_length = getattr(cache, "get_max_length", None) or cache.get_max_cache_shape
-    length: int | None = max_length(0)  # of the first layer: a cache without layers has no limit yet
-    return length if length is not None and length > 0 else None
+    static = [layer for layer in cache.layers if isinstance(layer, StaticLayer) and not layer.is_sliding]
+    return static[0].max_cache_len if static else None
+
+
+def check_no_static_window(cache: Cache) -> None:
+    """Refuse a static cache of sliding windows: keys move between its slots, so their distances are unknown."""
+    if any(isinstance(layer, StaticLayer) and layer.is_sliding for layer in cache.layers):
+        raise PosEncError(
+            "this position scheme needs the distance to every cached key, but a static cache with sliding windows moves "
+            "keys between slots: use a DynamicCache"
+        )
 
 
 def cache_lengths(past_key_values: Cache | None, num_queries: int) -> tuple[Cache | None, int | torch.Tensor, int]:
@@ -100,10 +108,9 @@ def cache_lengths(past_key_values: Cache | None, num_queries: int) -> tuple[Cach
     if isinstance(num_cached, torch.Tensor):
         num_cached = num_cached.clone() if is_tracing() else int(num_cached)
     num_slots = static_cache_length(cache)  # a static cache returns all its slots, filled or not
-    if num_slots is not None:
-        return cache, num_cached, num_slots
-    assert isinstance(num_cached, int)
-    return cache, num_cached, num_cached + num_queries
+    if num_slots is None:  # a tensor only in static caches of windows, which are refused if the length matters
+        num_slots = num_cached + num_queries if isinstance(num_cached, int) else num_queries
+    return cache, num_cached, num_slots
 
 
 def check_cache_order(cache: Cache | None, order: PositionOrder, needs_distances: bool) -> None:

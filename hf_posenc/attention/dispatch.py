@@ -125,7 +125,8 @@ class DispatchKey(NamedTuple):
     @classmethod
     def of(cls, call: AttentionCall) -> DispatchKey:
         mask = call.attention_mask
-        is_padding = mask is not None and call.positions.spans is not None
+        in_window = call.stock_kwargs.get("sliding_window") is not None
+        is_padding = mask is not None and call.positions.spans is not None and not in_window
         inputs = (call.query, call.key, call.value, *call.terms, *call.value_tables)
         return cls(
             backend=call.positions.backend,

@@ -8,7 +8,7 @@ Shape legend: B batch, H heads, Q queries, K keys.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from transformers.utils.generic import is_flash_attention_requested
@@ -23,6 +23,14 @@ AttentionMask: TypeAlias = "torch.Tensor | BlockMask | None"
 """Boolean (True: visible), additive, or flex_attention's block mask."""
 MASKED_LOGIT = -1e3
 """An additive mask hides a key at or below this: masks use the dtype's minimum, but also -1e4 or -1e9."""
+
+
+class Window(NamedTuple):
+    """The sliding window of a model."""
+
+    size: int
+    has_full_layers: bool
+    """Whether some layers have none, so that the model takes a mask by layer type."""
 
 
 class PositionOrder(enum.Enum):
@@ -136,3 +144,12 @@ def document_mask(
         return visible
     zero = torch.zeros((), dtype=dtype, device=visible.device)
     return torch.where(visible, zero, torch.finfo(dtype).min)
+
+
+def by_layer_type(mask: torch.Tensor, window: Window, causal: bool) -> AttentionMask | dict[str, AttentionMask]:
+    """A mask of whole rows, (B, 1, Q, K), for a model with sliding windows: it would take the mask as it is."""
+    slots = torch.arange(mask.shape[-1], device=mask.device)
+    offsets = slots[: mask.shape[-2], None] - slots
+    inside = offsets < window.size if causal else offsets.abs() <= window.size  # slots, as stock masks count
+    windowed = mask & inside if mask.dtype == torch.bool else mask.masked_fill(~inside, torch.finfo(mask.dtype).min)
+    return {"full_attention": mask, "sliding_attention": windowed} if window.has_full_layers else windowed

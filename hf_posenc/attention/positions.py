@@ -24,10 +24,11 @@ from .cache import (
     cache_record,
     check_cache_order,
     check_continues,
+    check_no_static_window,
     concat_cached_positions,
     running_mean_embeds,
 )
-from .masks import PositionOrder, classify_positions, document_mask, visible_keys
+from .masks import PositionOrder, Window, by_layer_type, classify_positions, document_mask, visible_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +96,7 @@ def resolve_positions(
     active: tuple[LayerSeams, ...],
     table: nn.Module | None,
     rotary: nn.Module | None,
+    window: Window | None,
 ) -> ResolvedPositions:
     """Work out where the tokens of one forward pass stand, and mask documents that share a row from each other.
 
@@ -109,6 +111,7 @@ def resolve_positions(
         active: For each layer and seam, the indices of the schemes that act there.
         table: The architecture's own position table, if a scheme adds it.
         rotary: The architecture's own rotary embedding, if it has one.
+        window: The model's sliding window, if it has one.
 
     Returns:
         Complete positions and the mask to use.
@@ -120,6 +123,8 @@ def resolve_positions(
     num_queries = tokens.shape[-1]
     num_rows = tokens.numel() // max(num_queries, 1)
     mask, position_ids = inputs.get("attention_mask"), inputs.get("position_ids")
+    if isinstance(mask, dict):  # generate() prepares one mask per type of layer
+        inputs = {**inputs, "attention_mask": mask.get("full_attention")}
     padding_BK = mask.reshape(num_rows, -1).bool() if isinstance(mask, torch.Tensor) and mask.dim() < 4 else None
     layout = _layout(inputs, tokens, padding_BK, needs)
     key_length, keys_BK = layout.key_length, None
@@ -137,9 +142,10 @@ def resolve_positions(
         if isinstance(mask, torch.Tensor) and mask.dim() == 4:  # a static cache returns slots that are still empty
             hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
             mask = pad(mask, (0, key_length - num_queries), value=hidden)
+            mask = mask if window is None else by_layer_type(mask, window, causal)
     context_BQE, spans = None, None
     if needs.context:
-        if mask is not None and not isinstance(mask, torch.Tensor):
+        if mask is not None and not isinstance(mask, (torch.Tensor, dict)):
             raise PosEncError('query="context" has to read the attention mask: pass a tensor, not a BlockMask')
         context_BQE = running_mean_embeds(inputs["inputs_embeds"], layout, len(active), causal)
     may_have_spans = needs.distances and layout.is_first_call and layout.order is PositionOrder.CONTIGUOUS
@@ -185,6 +191,8 @@ def _layout(
         visible_BQK = visible_keys(mask).any(1)
     visible_BK = padding_BK if visible_BQK is None else visible_BQK.any(1)
     cache, num_cached, key_length = cache_lengths(inputs.get("past_key_values"), num_queries)
+    if cache is not None and needs.distances:
+        check_no_static_window(cache)
     is_first_call = isinstance(num_cached, int) and num_cached == 0
     slots_BQ = torch.arange(num_queries, device=tokens.device)[None] + num_cached
     leading_padding_B1 = 0 if padding_BK is None else (padding_BK.cumsum(-1) == 0).sum(-1, keepdim=True)

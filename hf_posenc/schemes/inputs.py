@@ -78,12 +78,23 @@ class Positions:
 
     def __post_init__(self) -> None:
         self._stock_angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._windows: dict[int, Positions] = {}
         self.prepared: list[Any] = []  # set first: hooks on a scheme may copy these positions to its device
         self.prepared = [scheme("prepare", self) for scheme in self.schemes]
 
     def length(self) -> int | None:
         """One more than the highest position; while tracing, the bound."""
         return self.length_bound if is_tracing() else int(self.queries_BQ.max()) + 1
+
+    def of_last_keys(self, num_keys: int) -> Positions:
+        """The same for the last keys only: sliding windows drop the others from the cache."""
+        if num_keys not in self._windows:
+            window, num_dropped = copy.copy(self), self.key_length - num_keys
+            window.key_length, window.distances, window.spans = num_keys, self.distances[..., num_dropped:], None
+            window.keys_BK = None if self.keys_BK is None else self.keys_BK[:, num_dropped:]
+            window.prepared = [scheme("prepare", window) for scheme in self.schemes]
+            self._windows[num_keys] = window
+        return self._windows[num_keys]
 
     def stock_angles(self, layer_type: str | None, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The cos and sin of the architecture's own rotation, in the dtype and on the device of some states."""
