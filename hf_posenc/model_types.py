@@ -49,6 +49,19 @@ MODEL_TYPES = [
     "nomic_bert",
     "jina_embeddings_v3",
     "gte",
+    "electra",
+    "ernie",
+    "albert",
+    "distilbert",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "data2vec-text",
+    "opt",
+    "biogpt",
+    "gpt_bigcode",
 ]
 """The stock `model_type` of each supported architecture."""
 

@@ -35,11 +35,21 @@ class Architecture:
     """Path from a layer to its cross-attention, if positions must be kept from it."""
     table: str | None = None
     """Path from the base model to its own position table."""
+    first_row: Callable[[Any], int] = lambda config: 0
+    """The row of the table that holds position 0."""
+    extra_rows: int = 0
+    """Rows of the table beyond `max_position_embeddings`."""
     constant: str | None = None
     """Path from the base model to an embedding that can absorb what a table adds at every position. Token embeddings
     cannot: they are tied to the head, whose logits would grow by as much."""
     interleaved: bool = False
     """Whether its own rotation pairs neighboring features, not features half a head apart."""
+    angle_per_pair: bool = False
+    """Whether its attention expects one angle per pair of features, not one per feature."""
+    num_layers: str = "num_hidden_layers"
+    """The config field with the number of layers that have weights of their own."""
+    layers_drop_kwargs: bool = False
+    """Whether layers do not pass their keyword arguments on to attention."""
     rotates: Callable[[Any], bool] | None = None
     """Whether an attention module rotates; None: all do."""
     is_causal: Callable[[Any], bool] = lambda config: getattr(config, "is_causal", True)
@@ -76,14 +86,18 @@ class Architecture:
     def shape(self, config: PreTrainedConfig) -> ModelShape:
         """The sizes that schemes are built from."""
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        first_row = self.first_row(config) if self.table else 0
+        max_positions = config.max_position_embeddings + self.extra_rows - first_row
         return ModelShape(
             hidden_size=config.hidden_size,
-            num_layers=config.num_hidden_layers,
+            num_layers=getattr(config, self.num_layers),
             num_heads=config.num_attention_heads,
             head_size=head_size,
-            max_positions=config.max_position_embeddings,
+            max_positions=max_positions,
             causal=self.is_causal(config),
-            table_size=config.max_position_embeddings if self.table else None,
+            table_size=max_positions if self.table else None,
+            table_first_row=first_row,
+            embedding_size=getattr(config, "embedding_size", None),
             rope_parameters=_flat_rope_parameters(config) if self.rotary else None,
             rotary_layout="interleaved" if self.interleaved else "halves",
         )
@@ -93,7 +107,8 @@ class Architecture:
         if not self.rotary:
             return 0
         shape = self.shape(config)
-        return int(shape.head_size * (shape.rope_parameters or {}).get("partial_rotary_factor", 1.0))
+        size = int(shape.head_size * (shape.rope_parameters or {}).get("partial_rotary_factor", 1.0))
+        return size // 2 if self.angle_per_pair else size
 
     def window(self, config: PreTrainedConfig) -> Window | None:
         """The sliding window, if any layer has one."""
@@ -124,5 +139,5 @@ def _flat_rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
 class NullEmbedding(nn.Module):
     """Replaces a position table: adds nothing, at any position."""
 
-    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
-        return torch.zeros((), device=position_ids.device)
+    def forward(self, *args: Any, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.zeros((), device=(args[0] if position_ids is None else position_ids).device)

@@ -19,7 +19,7 @@ from hf_posenc.spec import PositionScheme
 from hf_posenc.validation import ParameterBudget, check_model_sizes
 
 from .architecture import Architecture, NullEmbedding
-from .attention_modules import attention_class, cross_attention_class
+from .attention_modules import attention_class, cross_attention_class, layer_class
 from .compat import AttentionConfig, attn_implementation, swap_class
 
 
@@ -117,7 +117,7 @@ def _layer_seams(
 
 def _rotates_by_stock(architecture: Architecture, scheme: Scheme) -> bool:
     """Whether the stock code can rotate for a scheme: with its own angles, or with the scheme's in their place."""
-    takes_any_angles = architecture.rotates is None and not architecture.interleaved
+    takes_any_angles = not (architecture.rotates or architecture.interleaved or architecture.angle_per_pair)
     return scheme.keeps_stock_rotation() or (takes_any_angles and scheme.uses_rotate_half())
 
 
@@ -138,6 +138,9 @@ def attach(base: Any, architecture: Architecture, plan: SchemePlan) -> dict[str,
         replaced[architecture.table] = _replace(base, architecture.table, NullEmbedding())
     for module in architecture.cross_attentions(base):
         swap_class(module, cross_attention_class(type(module)))  # type: ignore[arg-type]
+    if architecture.layers_drop_kwargs:
+        for module in base.get_submodule(architecture.layers).children():
+            swap_class(module, layer_class(type(module)))  # type: ignore[arg-type]
     angle_size = architecture.angle_size(base.config)
     for layer, module in enumerate(architecture.self_attentions(base)):
         swap_class(module, attention_class(type(module), architecture))  # type: ignore[arg-type]
@@ -159,6 +162,9 @@ def detach(base: Any, architecture: Architecture) -> None:
         swap_class(module, module.stock_class)  # type: ignore[arg-type]
     for module in architecture.cross_attentions(base):
         swap_class(module, module.stock_class)  # type: ignore[arg-type]
+    if architecture.layers_drop_kwargs:
+        for module in base.get_submodule(architecture.layers).children():
+            swap_class(module, module.stock_class)
     replaced = base.posenc.replaced
     del base.position_scheme, base.posenc
     embedding = base.get_input_embeddings().weight

@@ -12,7 +12,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -49,6 +49,13 @@ class RotatingCache:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
+
+
+class CacheWithPositions(NamedTuple):
+    """Carries positions through layers that do not pass their keyword arguments on."""
+
+    cache: Cache | None
+    positions: Positions | None
 
 
 class PosEncAttention(nn.Module):
@@ -111,16 +118,20 @@ class PosEncAttention(nn.Module):
         """Rotate as the architecture's own code does in this layer."""
         if self.architecture.rotates is not None and not self.architecture.rotates(self):
             return states_BHND
-        cos, sin = positions.stock_angles(getattr(self, "layer_type", None), states_BHND)
+        layer_types = getattr(self.stock_config, "layer_types", None)
+        cos, sin = positions.stock_angles(layer_types[self.layer_idx] if layer_types else None, states_BHND)
         rotate = sys.modules[self.stock_class.__module__].apply_rotary_pos_emb
-        size = self.angle_size if cos.shape[-1] == self.angle_size else states_BHND.shape[-1]
+        size = 2 * self.angle_size if self.architecture.angle_per_pair else self.angle_size
         rotated = rotate(states_BHND[..., :size], states_BHND[..., :size], cos, sin)[0]
         return rotated if size == states_BHND.shape[-1] else torch.cat([rotated, states_BHND[..., size:]], dim=-1)
 
     def forward(self, *args: Any, posenc: Positions | None = None, **kwargs: Any) -> Any:
+        kwargs.update(zip(self.argument_names, args, strict=False))
+        cache = kwargs.get(self.cache_argument) if self.cache_argument else None
+        if isinstance(cache, CacheWithPositions):
+            posenc, kwargs[self.cache_argument] = cache.positions, cache.cache  # type: ignore[index]
         if posenc is None:
             raise PosEncError(f"{type(self).__name__} was called without positions; call the model, not the layer")
-        kwargs.update(zip(self.argument_names, args, strict=False))
         layer = self.layer_schemes(posenc)
         if layer.rotate and self.cache_argument is not None:
             cache = self_attention_cache(kwargs.get(self.cache_argument))
@@ -147,6 +158,15 @@ class PosEncCrossAttention(nn.Module):
         return super().forward(*args, **kwargs)
 
 
+class PosEncLayer(nn.Module):
+    """Mixed in before a stock layer that does not pass its keyword arguments on to attention."""
+
+    def forward(
+        self, *args: Any, posenc: Positions | None = None, past_key_values: Cache | None = None, **kwargs: Any
+    ) -> Any:
+        return super().forward(*args, past_key_values=CacheWithPositions(past_key_values, posenc), **kwargs)
+
+
 @functools.cache
 def attention_class(stock_class: type[nn.Module], architecture: Architecture) -> type[nn.Module]:
     """The subclass of a stock self-attention class, created on first use."""
@@ -167,3 +187,10 @@ def cross_attention_class(stock_class: type[nn.Module]) -> type[nn.Module]:
     """The subclass of a stock cross-attention class, created on first use."""
     body = {"__module__": CLASS_MODULE, "stock_class": stock_class}
     return type(f"PosEnc{stock_class.__name__}", (PosEncCrossAttention, stock_class), body)
+
+
+@functools.cache
+def layer_class(stock_class: type[nn.Module]) -> type[nn.Module]:
+    """The subclass of a stock layer class that drops keyword arguments, created on first use."""
+    body = {"__module__": CLASS_MODULE, "stock_class": stock_class}
+    return type(f"PosEnc{stock_class.__name__}", (PosEncLayer, stock_class), body)

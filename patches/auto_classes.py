@@ -11,7 +11,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from hf_posenc.config import auto_class_names, variant_config_class
 
-from .attention_modules import attention_class, cross_attention_class
+from .attention_modules import attention_class, cross_attention_class, layer_class
 from .compat import auto_mappings, register_in_mapping, registered_auto_classes
 from .families import ARCHITECTURES
 from .variants import install_save_guard, install_variants, variant_class
@@ -52,4 +52,6 @@ def variant_by_name(name: str) -> Any:
             return cross_attention_class(stock_class)
         if isinstance(stock_class, type) and stock_name.endswith("Attention"):
             return attention_class(stock_class, architecture)
+        if isinstance(stock_class, type) and stock_name.endswith("Layer"):
+            return layer_class(stock_class)
     return None

@@ -26,17 +26,55 @@ def _check_gpt2_config(config: Any) -> None:
         )
 
 
+def _bert_like(model_type: str, **fields: Any) -> Architecture:
+    """An encoder, or decoder, with the modules of BERT."""
+    defaults = {
+        "layers": "encoder.layer",
+        "self_attention": "attention.self",
+        "cross_attention": "crossattention.self",
+        "table": "embeddings.position_embeddings",
+        "constant": "embeddings.token_type_embeddings",
+        "is_causal": lambda config: getattr(config, "is_decoder", False),
+        "fill_inputs": _fill_token_types,
+    }
+    return Architecture(model_type=model_type, **{**defaults, **fields})
+
+
+def _roberta_like(model_type: str) -> Architecture:
+    """Positions are counted from the padding token's id on."""
+    return _bert_like(model_type, first_row=lambda config: config.pad_token_id + 1)
+
+
 _RECORDS = [
-    Architecture(
-        model_type="bert",
-        layers="encoder.layer",
-        self_attention="attention.self",
-        cross_attention="crossattention.self",
-        table="embeddings.position_embeddings",
-        constant="embeddings.token_type_embeddings",
-        is_causal=lambda config: config.is_decoder,
-        fill_inputs=_fill_token_types,
+    _bert_like("bert"),
+    _bert_like("electra"),
+    _bert_like("ernie"),
+    _bert_like(
+        "albert",
+        layers="encoder.albert_layer_groups",
+        self_attention="albert_layers.0.attention",
+        cross_attention=None,
+        num_layers="num_hidden_groups",
     ),
+    _bert_like(
+        "distilbert",
+        layers="transformer.layer",
+        self_attention="attention",
+        cross_attention=None,
+        constant=None,
+        fill_inputs=None,
+    ),
+    _roberta_like("roberta"),
+    _roberta_like("roberta-prelayernorm"),
+    _roberta_like("xlm-roberta"),
+    _roberta_like("xlm-roberta-xl"),
+    _roberta_like("camembert"),
+    _roberta_like("data2vec-text"),
+    Architecture(
+        model_type="opt", base_name="OPTDecoder", table="embed_positions", first_row=lambda config: 2, extra_rows=2
+    ),
+    Architecture(model_type="biogpt", table="embed_positions", first_row=lambda config: 2, extra_rows=2),
+    Architecture(model_type="gpt_bigcode", layers="h", self_attention="attn", table="wpe"),
     Architecture(model_type="gpt2", layers="h", self_attention="attn", table="wpe", check_config=_check_gpt2_config),
     Architecture(model_type="llama"),
     Architecture(model_type="mistral"),
@@ -75,9 +113,9 @@ _RECORDS = [
     Architecture(model_type="helium", interleaved=True),
     Architecture(model_type="ernie4_5", interleaved=True),
     Architecture(model_type="nanochat"),
-    Architecture(model_type="stablelm"),
-    Architecture(model_type="gpt_oss"),
-    Architecture(model_type="nemotron"),
+    Architecture(model_type="stablelm", layers_drop_kwargs=True),
+    Architecture(model_type="gpt_oss", angle_per_pair=True),
+    Architecture(model_type="nemotron", layers_drop_kwargs=True),
     Architecture(model_type="gpt_neox", self_attention="attention"),
     Architecture(model_type="modernbert", self_attention="attn", is_causal=lambda config: False),
     Architecture(model_type="modernbert-decoder", self_attention="attn"),

@@ -22,6 +22,11 @@ FLEX_DROPOUT_ERROR = (
     "flex_attention does not support dropout: call model.eval(), set the attention dropout to 0, or use "
     'attn_implementation="sdpa"'
 )
+CAPS_OR_SINKS_ERROR = (
+    "this model caps its attention logits or adds attention sinks, which is supported for schemes that add to the "
+    'scores only, with attn_implementation="eager" or "sdpa": a scheme that adds to the values, such as shaw, needs '
+    '"values": false'
+)
 HEADS_PER_CHUNK = 4
 """Tuned on CPU: 1 underuses cores, 2 adds call overhead, more than 4 spills the cache."""
 AttentionOutput: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
@@ -121,6 +126,8 @@ class DispatchKey(NamedTuple):
     requires_grad: bool = False
     mask_requires_grad: bool = False
     dropout: bool = False
+    caps_or_sinks: bool = False
+    """Whether the stock function caps logits or adds attention sinks, which paths of our own do not know."""
 
     @classmethod
     def of(cls, call: AttentionCall) -> DispatchKey:
@@ -140,6 +147,7 @@ class DispatchKey(NamedTuple):
             requires_grad=torch.is_grad_enabled() and any(map(_requires_grad, inputs)),
             mask_requires_grad=isinstance(mask, torch.Tensor) and mask.requires_grad,
             dropout=call.dropout > 0,
+            caps_or_sinks=any(call.stock_kwargs.get(name) is not None for name in ("softcap", "s_aux")),
         )
 
 
@@ -161,6 +169,10 @@ def select_path(key: DispatchKey) -> tuple[AttentionPath, str]:
         return AttentionPath.STOCK, "nothing is added to scores or values"
     if key.backend not in (VALUE_BACKENDS if key.has_value_terms else SCORE_BACKENDS):
         return AttentionPath.REFUSED, f"{key.backend} cannot add to the {'values' if key.has_value_terms else 'scores'}"
+    if key.caps_or_sinks:
+        if key.has_value_terms or key.backend == "flex_attention":
+            return AttentionPath.REFUSED, CAPS_OR_SINKS_ERROR
+        return AttentionPath.DENSE_BIAS, "only the stock function caps logits or adds attention sinks"
     if key.backend == "flex_attention":
         if key.dropout:
             return AttentionPath.REFUSED, FLEX_DROPOUT_ERROR

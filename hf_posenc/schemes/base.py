@@ -45,9 +45,13 @@ class ModelShape:
     """The length the checkpoint was trained for."""
     causal: bool
     table_size: int | None
-    """Rows of the architecture's own position table; None if it has none."""
+    """Positions in the architecture's own position table; None if it has none."""
     rope_parameters: dict[str, Any] | None
     """The checkpoint's own rotary settings; None if it has none."""
+    embedding_size: int | None = None
+    """The width of token embeddings; None: the hidden size."""
+    table_first_row: int = 0
+    """The row of the architecture's table that holds position 0."""
     rotary_layout: str = "halves"
     """Which features the checkpoint's own rotation pairs."""
 

@@ -1,6 +1,6 @@
 """Learned position embeddings (Gehring et al. 2017): a trained vector per position, or per window and offset."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -47,21 +47,26 @@ def extended_rows(weight: torch.Tensor, positions: torch.Tensor, extend: str, ma
 class PatchedPositionEmbedding(nn.Embedding):
     """Replaces the architecture's position table and shares its weight, so that state dicts stay the same.
 
-    If `scheme_owned`, the architecture gets zeros and only the scheme reads the table.
+    If `scheme_owned`, the architecture gets zeros and only the scheme reads the table. Position 0 is in row
+    `first_row`, whichever way the architecture has of skipping the rows before it.
     """
 
-    def __init__(self, table: nn.Embedding, extend: str | None, max_positions: int, scheme_owned: bool) -> None:
+    def __init__(
+        self, table: nn.Embedding, extend: str | None, max_positions: int, scheme_owned: bool, first_row: int
+    ) -> None:
         super().__init__(table.num_embeddings, table.embedding_dim, table.padding_idx, _weight=table.weight)
         self.weight = table.weight  # the same Parameter: an optimizer may already hold it
         self.extend, self.max_positions, self.scheme_owned = extend, max_positions, scheme_owned
+        self.first_row = first_row
         self.train(table.training)
 
-    def forward(self, position_ids: torch.Tensor, for_scheme: bool = False) -> torch.Tensor:
+    def forward(self, *args: Any, position_ids: torch.Tensor | None = None, for_scheme: bool = False) -> torch.Tensor:
+        position_ids = args[0] if position_ids is None else position_ids
         if self.scheme_owned and not for_scheme:
             return torch.zeros((), device=position_ids.device)
         if self.extend is None:
-            return super().forward(position_ids)
-        return extended_rows(self.weight, position_ids, self.extend, self.max_positions)
+            return super().forward(position_ids + self.first_row)
+        return extended_rows(self.weight[self.first_row :], position_ids, self.extend, self.max_positions)
 
 
 class Learned(InputScheme[LearnedOptions]):
@@ -88,8 +93,8 @@ class Learned(InputScheme[LearnedOptions]):
             table_shape = (self.max_positions, self.position_size)
             self.add_parameters(weight=(table_shape, paper_or_neutral(options.init, INIT_STD)))
             return
-        if self.position_size != shape.hidden_size:
-            raise PosEncError(f"learned: the checkpoint's table is {shape.hidden_size} wide; leave position_size out")
+        if self.position_size != self.embedding_size:
+            raise PosEncError(f"learned: the checkpoint's table is {self.embedding_size} wide; leave position_size out")
         request = f"learned: max_positions={self.max_positions} exceeds"
         if self.max_positions > rows and not options.extend:
             raise PosEncError(f'{request} the table\'s {rows} rows; add "extend": {describe_type(Extend)}')
@@ -100,10 +105,11 @@ class Learned(InputScheme[LearnedOptions]):
         return self.shape.table_size is not None
 
     def patch_embedding(self, table: nn.Embedding, scheme_owned: bool) -> nn.Embedding:
-        extend = self.options.extend if self.max_positions > table.num_embeddings else None
-        if extend is None and not scheme_owned:
+        first_row = self.shape.table_first_row
+        extend = self.options.extend if self.max_positions > table.num_embeddings - first_row else None
+        if extend is None and not scheme_owned and not first_row:
             return table
-        return PatchedPositionEmbedding(table, extend, self.max_positions, scheme_owned)
+        return PatchedPositionEmbedding(table, extend, self.max_positions, scheme_owned, first_row)
 
     def embed(self, inputs_embeds_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
         check_table_length("learned", positions, self.max_positions, EXTEND if self.uses_stock_table() else "")

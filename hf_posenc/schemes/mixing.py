@@ -85,19 +85,20 @@ class InputScheme(Scheme[MixOptionsT, None], abc.ABC):
 
     def __init__(self, options: MixOptionsT, shape: ModelShape) -> None:
         super().__init__(options, shape)
-        self.position_size = options.position_size or shape.hidden_size
+        self.embedding_size = shape.embedding_size or shape.hidden_size
+        self.position_size = options.position_size or self.embedding_size
         self.mixer = self._new_mixer()
         self.rewrites_embeddings = self.mixer is not None
         self.needs_context = options.query == "context"
 
     def _new_mixer(self) -> LayerParameters | None:
         """Parameters with which a mix starts as the sum or, neutral, ignores the position."""
-        hidden_size, position_scale = self.shape.hidden_size, float(self.options.mix_init == "add")
+        size, position_scale = self.embedding_size, float(self.options.mix_init == "add")
         if self.options.mix == "concat":
             initializer = functools.partial(_init_concat, position_scale=position_scale)
-            return LayerParameters(weight=((hidden_size, hidden_size + self.position_size), initializer))
+            return LayerParameters(weight=((size, size + self.position_size), initializer))
         if self.options.mix == "attention":
-            key, value = (self.shape.head_size, hidden_size), (hidden_size, hidden_size)
+            key, value = (self.shape.head_size, size), (size, size)
             return LayerParameters(
                 query=(key, init.zeros_),  # weighs token and position one half each, so values are doubled
                 token_key=(key, _init_identity),
