@@ -102,6 +102,11 @@ class Architecture:
             rotary_layout="interleaved" if self.interleaved else "halves",
         )
 
+    def table_shape(self, config: PreTrainedConfig) -> tuple[int, int]:
+        """The shape of the architecture's own position table."""
+        shape = self.shape(config)
+        return shape.table_first_row + (shape.table_size or 0), shape.embedding_size or shape.hidden_size
+
     def angle_size(self, config: PreTrainedConfig) -> int:
         """The number of angles per position that the stock attention expects; 0 if it does not rotate."""
         if not self.rotary:

@@ -8,6 +8,7 @@ Shape legend: B batch, H heads, G key heads, N tokens, R rows, D head size, E hi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -19,7 +20,14 @@ from torch import nn
 from transformers.cache_utils import Cache
 from transformers.configuration_utils import PreTrainedConfig
 
-from hf_posenc.attention import ActiveScheme, LayerSchemes, Projections, apply_rotation, self_attention_cache
+from hf_posenc.attention import (
+    ActiveScheme,
+    LayerSchemes,
+    Projections,
+    ProjectionsDone,
+    apply_rotation,
+    self_attention_cache,
+)
 from hf_posenc.errors import PosEncError
 from hf_posenc.schemes import Positions, repeat_key_heads
 from hf_posenc.schemes.base import STOCK_ROTATION
@@ -88,11 +96,10 @@ class PosEncAttention(nn.Module):
         if self.angle_size:
             angles = states_BNE.new_zeros(1, states_BNE.shape[1], self.angle_size)
             inputs["position_embeddings"] = (angles + 1, angles)
-        try:
-            super().forward(**inputs, posenc=Projections)
-        except Projections as projections:
-            return projections.query_BHND, projections.key_BGND
-        raise AssertionError(f"{type(self).__name__} did not call the attention function")
+        projections = Projections()
+        with contextlib.suppress(ProjectionsDone):
+            super().forward(**inputs, posenc=projections)
+        return projections.query_BHND, projections.key_BGND
 
     def project_rows(self, states_RE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Project hidden states to queries and keys by head, two of (H, R, D)."""

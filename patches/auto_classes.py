@@ -12,7 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from hf_posenc.config import auto_class_names, variant_config_class
 
 from .attention_modules import attention_class, cross_attention_class, layer_class
-from .compat import auto_mappings, register_in_mapping, registered_auto_classes
+from .compat import auto_mappings, register_in_mapping, registered_auto_classes, share_weight_conversions
 from .families import ARCHITECTURES
 from .variants import install_save_guard, install_variants, variant_class
 
@@ -27,10 +27,16 @@ def register_variants(stock_config: type[PreTrainedConfig]) -> None:
             return
         install_variants()
         install_save_guard()
+        class_names: dict[str, str] = {}
         for mapping in auto_mappings(architecture.model_type):
             stock_classes = mapping[stock_config]
             stock_classes = stock_classes if isinstance(stock_classes, tuple) else (stock_classes,)
-            register_in_mapping(mapping, config_class, tuple(variant_class(architecture, cls) for cls in stock_classes))
+            variants = tuple(variant_class(architecture, cls) for cls in stock_classes)
+            register_in_mapping(mapping, config_class, variants)
+            class_names.update(
+                {cls.__name__: variant.__name__ for cls, variant in zip(stock_classes, variants, strict=True)}
+            )
+        share_weight_conversions({stock_config.model_type: config_class.model_type, **class_names})
         names = {"AutoConfig": config_class.__name__, **registered_auto_classes(config_class)}
         auto_class_names[config_class] = names
 

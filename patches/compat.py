@@ -112,6 +112,19 @@ def base_model_class(config_class: type[PreTrainedConfig]) -> type[PreTrainedMod
     return MODEL_MAPPING[config_class]
 
 
+def share_weight_conversions(names: dict[str, str]) -> None:
+    """Let variants be loaded and saved by the conversions of their stock model types or classes, by name.
+
+    transformers renames and merges weights by these names, and skips classes it does not know unless registered.
+    """
+    from transformers import conversion_mapping
+
+    for stock_name, variant_name in names.items():
+        conversions = conversion_mapping.get_checkpoint_conversion_mapping(stock_name)
+        if conversions is not None:
+            conversion_mapping.register_checkpoint_conversion_mapping(variant_name, conversions, overwrite=True)
+
+
 def was_loaded(model: PreTrainedModel) -> bool:
     """Whether `from_pretrained` filled the model, rather than only its config having been read."""
     return "_weight_conversions" in vars(model)

@@ -47,9 +47,10 @@ def architecture_of(model: nn.Module) -> Architecture:
     architecture = ARCHITECTURES.get(model_type.removeprefix(VARIANT_PREFIX))
     if architecture is not None and isinstance(model, architecture.family):
         return architecture
+    config_name = type(getattr(model, "config", None)).__name__
     raise PosEncError(
-        f"{type(model).__name__} is not supported; hf_posenc supports models of {sorted(ARCHITECTURES)}. Unwrap a "
-        "compiled, parallel or PEFT model first"
+        f"{type(model).__name__} with a {config_name} is not supported (model type {model_type!r}); docs/families.md "
+        "lists what is. Unwrap a compiled, parallel or PEFT model first"
     )
 
 

@@ -91,8 +91,8 @@ def check_no_static_window(cache: Cache) -> None:
     """Refuse a static cache of sliding windows: keys move between its slots, so their distances are unknown."""
     if any(isinstance(layer, StaticLayer) and layer.is_sliding for layer in cache.layers):
         raise PosEncError(
-            "this position scheme needs the distance to every cached key, but a static cache with sliding windows moves "
-            "keys between slots: use a DynamicCache"
+            "this position scheme needs the distance to every cached key, but a static cache with sliding windows "
+            "moves keys between slots: use a DynamicCache"
         )
 
 

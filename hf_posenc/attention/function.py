@@ -36,16 +36,15 @@ from .strided import strided_attention, strided_attention_unpadded
 ATTENTION_NAME = "hf_posenc"
 
 
-class Projections(Exception):
-    """Raised by the attention function in place of an answer, to learn what a layer projects its input to.
+class Projections:
+    """What a layer projects its input to. Passed as `posenc`, it is filled in, and `ProjectionsDone` raised."""
 
-    Passed as `posenc`, the class asks for that.
-    """
+    query_BHND: torch.Tensor
+    key_BGND: torch.Tensor
 
-    def __init__(self, query_BHND: torch.Tensor, key_BGND: torch.Tensor) -> None:
-        super().__init__()
-        self.query_BHND = query_BHND
-        self.key_BGND = key_BGND
+
+class ProjectionsDone(Exception):
+    """Ends a forward of which only the projections are wanted."""
 
 
 class ActiveScheme(NamedTuple):
@@ -97,12 +96,13 @@ def posenc_attention_forward(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: Any,
-    posenc: LayerSchemes | type[Projections] | None = None,
+    posenc: LayerSchemes | Projections | None = None,
     **kwargs: Any,
 ) -> AttentionOutput:
     """Compute attention under the layer's schemes, on the backend of the model. `module` is a `PosEncAttention`."""
-    if isinstance(posenc, type):
-        raise Projections(query, key)
+    if isinstance(posenc, Projections):
+        posenc.query_BHND, posenc.key_BGND = query, key
+        raise ProjectionsDone
     if posenc is None:
         raise PosEncError(f"attn_implementation={ATTENTION_NAME!r} is internal; choose one of {SCORE_BACKENDS}")
     if kwargs.get("cache") is not None:

@@ -147,7 +147,7 @@ def _dropped_tensors(source: Source, plan: SchemePlan) -> set[str]:
     table = f"{source.prefix}{source.architecture.table}.weight"
     if not plan.state.uses_stock_table:
         return {table} & source.tensors.keys()
-    expected = (source.config.max_position_embeddings, source.config.hidden_size)
+    expected = source.architecture.table_shape(source.config)
     shape = tuple(source.tensors[table].shape) if table in source.tensors else None
     if shape != expected:
         raise PosEncError(f"{table} has shape {shape}, but config.json requires {expected}")
@@ -158,13 +158,13 @@ def _row_orders(source: Source, plan: SchemePlan, change: RotaryChange | None) -
     """The new row order of every query and key projection that has to be reordered."""
     if change is None:
         return {}
-    if source.architecture.rotary is None:
+    if not source.architecture.rotary:
         raise PosEncError(f"rotary_weights={change!r} needs rotary features; {source.config.model_type} has none")
     shape = source.architecture.shape(source.config)
     layout, rotary_size = change.rpartition("_")[2], shape.head_size
     for scheme in plan.schemes:
         if scheme.acts_at("rotate"):
-            if getattr(scheme.options, "layout", "halves") != layout:
+            if getattr(scheme, "layout", "halves") != layout:
                 required = f'{{"type": "rope", "layout": "{layout}"}}'
                 raise PosEncError(f"rotary_weights={change!r} needs the scheme {required}, got {scheme.name!r}")
             rotary_size = 2 * len(getattr(scheme, "frequencies", [])) or rotary_size

@@ -164,7 +164,7 @@ def _describe_scheme(spec: SchemeSpec) -> str:
 def _describe_changes(directory: Path, config: VariantConfig) -> str:
     architecture = ARCHITECTURES[config.stock_class.model_type]
     sizes = {name: tensor.numel() for shard in read_shards(directory) for name, tensor in shard.tensors.items()}
-    if architecture.rotary is not None:
+    if architecture.rotary:
         is_rotary = any(spec.acts_at("rotate") for spec in config.position_specs)
         stock = f"rotary embedding is {'replaced by the scheme' if is_rotary else 'removed'}"
     else:
