@@ -37,6 +37,8 @@ class Architecture:
     """Path from the base model to its own position table."""
     first_row: Callable[[Any], int] = lambda config: 0
     """The row of the table that holds position 0."""
+    first_position: Callable[[Any], int] = lambda config: 0
+    """What `position_ids` call position 0: in some architectures, its row of the table."""
     extra_rows: int = 0
     """Rows of the table beyond `max_position_embeddings`."""
     constant: str | None = None

@@ -41,8 +41,12 @@ def _bert_like(model_type: str, **fields: Any) -> Architecture:
 
 
 def _roberta_like(model_type: str) -> Architecture:
-    """Positions are counted from the padding token's id on."""
-    return _bert_like(model_type, first_row=lambda config: config.pad_token_id + 1)
+    """Positions, and so position_ids, are counted from the padding token's id on."""
+
+    def after_padding(config: Any) -> int:
+        return config.pad_token_id + 1
+
+    return _bert_like(model_type, first_row=after_padding, first_position=after_padding)
 
 
 _RECORDS = [

@@ -131,6 +131,8 @@ class PosEncBaseModel(PosEncModel):
         if state.at_embedding and inputs.get("inputs_embeds") is None:
             inputs["inputs_embeds"] = embedding(inputs.pop("input_ids"))
         inputs_embeds = inputs.get("inputs_embeds")
+        if inputs.get("position_ids") is not None:
+            _count_from_zero(inputs, self.architecture.first_position(config))
         resolved = resolve_positions(
             inputs,
             dtype=embedding.weight.dtype if inputs_embeds is None else inputs_embeds.dtype,
@@ -151,6 +153,16 @@ class PosEncBaseModel(PosEncModel):
             inputs["inputs_embeds"] = schemes[index]("embed", inputs["inputs_embeds"], positions)
         inputs.update(position_ids=positions.queries_BQ, attention_mask=resolved.attention_mask, posenc=positions)
         return resolved
+
+
+def _count_from_zero(inputs: dict[str, Any], first_position: int) -> None:
+    """Subtract what the architecture calls position 0 from explicit position_ids, in place. Padding gets any."""
+    if not first_position:
+        return
+    position_ids, mask = inputs["position_ids"] - first_position, inputs.get("attention_mask")
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape[-1] == position_ids.shape[-1]:
+        position_ids = torch.where(mask.bool(), position_ids, 0)
+    inputs["position_ids"] = position_ids
 
 
 def base_models(model: nn.Module) -> list[Any]:

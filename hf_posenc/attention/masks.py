@@ -109,7 +109,7 @@ def document_starts(positions_BQ: torch.Tensor, real_BQ: torch.Tensor) -> torch.
     previous_slot = torch.where(real_BQ, slots, -1).cummax(-1).values
     previous_slot = torch.nn.functional.pad(previous_slot[:, :-1], (1, 0), value=-1)
     previous = positions_BQ.gather(1, previous_slot.clamp(min=0))
-    restarts = (positions_BQ < previous) | ((positions_BQ == 0) & (previous == 0))
+    restarts = (positions_BQ < previous) | ((positions_BQ <= 0) & (previous == positions_BQ))
     return restarts & real_BQ & (previous_slot >= 0)
 
 

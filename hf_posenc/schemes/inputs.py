@@ -167,13 +167,15 @@ class Content:
 del Positions.__dataclass_fields__, Content.__dataclass_fields__
 
 
-def check_table_length(name: str, positions: Positions, max_positions: int, way_out: str = "") -> None:
-    """Raise PosEncError if a position is negative or past the table. `way_out` may contain `{length}`."""
+def check_table_length(
+    name: str, positions: Positions, max_positions: int, way_out: str = "", first_position: int = 0
+) -> None:
+    """Raise PosEncError if a position is before or past the table. `way_out` may contain `{length}`."""
     if positions.length_bound is not None and positions.length_bound <= max_positions:
         return  # the common case, decided without reading a tensor
     length = positions.length()
-    if not is_tracing() and int(positions.queries_BQ.min()) < 0:
-        raise PosEncError(f"position_ids must not be negative: the {name} table starts at position 0")
+    if not is_tracing() and int(positions.queries_BQ.min()) < first_position:
+        raise PosEncError(f"position_ids must not be negative: the {name} table starts at position {first_position}")
     if length is not None and length > max_positions:
         ways_out = "truncate the input, or use a scheme that extends (rope, alibi, t5, sinusoidal, none)"
         if way_out:

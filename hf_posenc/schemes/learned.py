@@ -112,7 +112,10 @@ class Learned(InputScheme[LearnedOptions]):
         return PatchedPositionEmbedding(table, extend, self.max_positions, scheme_owned, first_row)
 
     def embed(self, inputs_embeds_BQE: torch.Tensor, positions: Positions) -> torch.Tensor:
-        check_table_length("learned", positions, self.max_positions, EXTEND if self.uses_stock_table() else "")
+        # As in the stock model, position_ids may reach the rows before the one of position 0.
+        first_position = 0 if self.options.extend else -self.shape.table_first_row
+        way_out = EXTEND if self.uses_stock_table() else ""
+        check_table_length("learned", positions, self.max_positions, way_out, first_position)
         if self.uses_stock_table() and positions.table is None:
             return inputs_embeds_BQE  # the architecture adds its table itself
         return super().embed(inputs_embeds_BQE, positions)

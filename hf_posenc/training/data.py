@@ -47,6 +47,8 @@ class RowBuilder:
     text_column: str | None = None
     label_column: str = "label"
     labels: Labels | None = None
+    first_position: int = 0
+    """What the model's `position_ids` call position 0."""
 
     def build(self, documents: Dataset | IterableDataset) -> Dataset | IterableDataset:
         """The rows of a dataset of documents, streamed or not."""
@@ -97,7 +99,7 @@ class RowBuilder:
             segments = list(self.tokenizer(texts, return_attention_mask=False, **options)[INPUT_IDS])
         if self.packing:
             assert self.tokenizer is not None
-            return pack_segments(segments, self.length, self.tokenizer.pad_token_id)
+            return pack_segments(segments, self.length, self.tokenizer.pad_token_id, self.first_position)
         return {INPUT_IDS: segments, "attention_mask": [[1] * len(segment) for segment in segments]}
 
     def _classification_rows(self, batch: Columns, column: str) -> Columns:
@@ -126,7 +128,7 @@ def pack_documents(documents: list[list[int]], length: int) -> tuple[Columns, li
     return rows, [ids for ids in remainder if ids]
 
 
-def pack_segments(segments: list[list[int]], length: int, pad_token_id: int) -> Columns:
+def pack_segments(segments: list[list[int]], length: int, pad_token_id: int, first_position: int = 0) -> Columns:
     """Rows for an encoder: as many whole segments as fit, then padding."""
     columns: Columns = {INPUT_IDS: [], "attention_mask": [], "position_ids": []}
     used = length
@@ -137,9 +139,9 @@ def pack_segments(segments: list[list[int]], length: int, pad_token_id: int) -> 
             used = 0
         columns[INPUT_IDS][-1].extend(segment)
         columns["attention_mask"][-1].extend([1] * len(segment))
-        columns["position_ids"][-1].extend(range(len(segment)))
+        columns["position_ids"][-1].extend(range(first_position, first_position + len(segment)))
         used += len(segment)
-    for name, padding in ((INPUT_IDS, pad_token_id), ("attention_mask", 0), ("position_ids", 0)):
+    for name, padding in ((INPUT_IDS, pad_token_id), ("attention_mask", 0), ("position_ids", first_position)):
         for row in columns[name]:
             row.extend([padding] * (length - len(row)))
     return columns

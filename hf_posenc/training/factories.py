@@ -68,8 +68,10 @@ class RunBuilder:
             documents = load_text_dataset(request.data, request.split, request.streaming)
             self.labels = Labels.find(self.config, documents, request.label_column)
         columns = (request.text_column, request.label_column)
+        model_type = getattr(self.config, "stock_class", self.config).model_type
+        first = ARCHITECTURES[model_type].first_position(self.config)
         self.row_builders = [
-            RowBuilder(self.tokenizer, stage.length, self.objective, self.packing, *columns, self.labels)
+            RowBuilder(self.tokenizer, stage.length, self.objective, self.packing, *columns, self.labels, first)
             for stage in stages
         ]
         self.teacher = self._load_teacher()

@@ -75,9 +75,11 @@ def test_layer_parameters_are_initialized_by_name_and_survive_copies() -> None:
 
 def test_patched_embeddings_share_the_stock_weight() -> None:
     table, ids = nn.Embedding(4, 2), torch.arange(8)
-    tiled = PatchedPositionEmbedding(table, "tile", max_positions=8, scheme_owned=False)
+    tiled = PatchedPositionEmbedding(table, "tile", max_positions=8, scheme_owned=False, first_row=0)
     assert tiled.weight is table.weight
     assert torch.equal(tiled(ids), table.weight[ids % 4])
-    owned = PatchedPositionEmbedding(table, None, max_positions=4, scheme_owned=True)
+    owned = PatchedPositionEmbedding(table, None, max_positions=4, scheme_owned=True, first_row=0)
     assert not owned(ids[:4]).any()
     assert torch.equal(owned(ids[:4], for_scheme=True), table(ids[:4]))
+    after_padding = PatchedPositionEmbedding(table, "tile", max_positions=8, scheme_owned=False, first_row=1)
+    assert torch.equal(after_padding(ids), table.weight[1 + ids % 3])

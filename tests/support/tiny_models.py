@@ -79,6 +79,18 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
+@torch.no_grad()
+def randomise_scheme(model: nn.Module, seed: int = 1) -> nn.Module:
+    """Move the parameters of the schemes far from neutral."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "position_scheme" in name:
+            noise = 0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            positive = name.endswith(POSITIVE_PARAMETERS)
+            parameter.copy_((0.2 + noise.abs()).clamp(max=1.9) if positive else noise)
+    return model
+
+
 def model(
     architecture: str,
     scheme: Any = None,
@@ -91,13 +103,7 @@ def model(
     randomise(built, seed)
     if scheme is not None:
         hf_posenc.retrofit(built, scheme)
-        generator = torch.Generator().manual_seed(seed + 1)
-        with torch.no_grad():
-            for name, parameter in built.named_parameters():
-                if "position_scheme" in name:
-                    noise = 0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                    positive = name.endswith(POSITIVE_PARAMETERS)
-                    parameter.copy_((0.2 + noise.abs()).clamp(max=1.9) if positive else noise)
+        randomise_scheme(built, seed + 1)
     return built.to(dtype).eval()
 
 
