@@ -178,11 +178,17 @@ class PosEncLayer(nn.Module):
 def attention_class(stock_class: type[nn.Module], architecture: Architecture) -> type[nn.Module]:
     """The subclass of a stock self-attention class, created on first use."""
     names = tuple(inspect.signature(stock_class.forward).parameters)[1:]
+    eager = getattr(sys.modules[stock_class.__module__], "eager_attention_forward", None)
+    if eager is None:
+        raise PosEncError(
+            f"{stock_class.__name__} of this release of transformers does not go through its attention interface, "
+            "where position schemes act; install a newer release"
+        )
     body = {
         "__module__": CLASS_MODULE,
         "architecture": architecture,
         "stock_class": stock_class,
-        "stock_eager": staticmethod(sys.modules[stock_class.__module__].eager_attention_forward),
+        "stock_eager": staticmethod(eager),
         "argument_names": names,
         "cache_argument": next((name for name in CACHE_ARGUMENTS if name in names), None),
     }

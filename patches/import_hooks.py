@@ -142,7 +142,8 @@ def _patch_auto_config(module: types.ModuleType) -> None:
 
     configs = _VariantConfigs(extra_configs(module))
     for stock_type in MODEL_TYPES:
-        configs.setdefault(VARIANT_PREFIX + stock_type, _Unresolved(stock_type))
+        if stock_type in module.CONFIG_MAPPING_NAMES:  # not every release has every type
+            configs.setdefault(VARIANT_PREFIX + stock_type, _Unresolved(stock_type))
     set_extra_configs(module, configs)
 
 
