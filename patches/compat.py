@@ -10,7 +10,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +40,7 @@ class AttentionConfig:
 class ModelHooks:
     """The private methods of `PreTrainedModel` that variants override, as calls of public ones."""
 
+    stock_class: ClassVar[Any]
     _supports_flex_attn = True
     _keys_to_ignore_on_load_missing: Any
     _keys_to_ignore_on_load_unexpected: Any
@@ -55,6 +56,15 @@ class ModelHooks:
     def upload_saved_files(self, directory: Path, *args: Any, **kwargs: Any) -> Any:
         """Upload the files that `push_to_hub` saved."""
         raise AssertionError("overridden")
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        """transformers reads the source of a class's module for this; that of a variant says nothing."""
+        return cls.stock_class._can_set_attn_implementation()
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return cls.stock_class._can_set_experts_implementation()
 
     def _init_weights(self, module: nn.Module) -> None:
         if not self.init_scheme_weights(module):

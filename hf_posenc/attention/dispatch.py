@@ -75,6 +75,11 @@ def _requires_grad(term: Term | DistanceTable) -> bool:
     return any(_requires_grad(getattr(term, field.name)) for field in dataclasses.fields(term))
 
 
+def has_caps_or_sinks(kwargs: dict[str, Any]) -> bool:
+    """Whether a layer asks the attention function to cap logits (Gemma 2) or to add attention sinks (GPT-OSS)."""
+    return any(kwargs.get(name) is not None for name in ("softcap", "s_aux"))
+
+
 def iter_head_slices(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """A few heads at a time, with the key heads they share."""
     num_key_heads = key.shape[1]
@@ -147,7 +152,7 @@ class DispatchKey(NamedTuple):
             requires_grad=torch.is_grad_enabled() and any(map(_requires_grad, inputs)),
             mask_requires_grad=isinstance(mask, torch.Tensor) and mask.requires_grad,
             dropout=call.dropout > 0,
-            caps_or_sinks=any(call.stock_kwargs.get(name) is not None for name in ("softcap", "s_aux")),
+            caps_or_sinks=has_caps_or_sinks(call.stock_kwargs),
         )
 
 

@@ -27,6 +27,7 @@ from .dispatch import (
     AttentionOutput,
     AttentionPath,
     DispatchKey,
+    has_caps_or_sinks,
     select_path,
 )
 from .flex import flex_attention_with_terms, run_flex_attention
@@ -115,7 +116,7 @@ def posenc_attention_forward(
         if module.cache_argument is None:  # otherwise rotated on their way into the cache
             key = apply_rotation(key, posenc.rotate, keys=True)
     if not posenc.score and not posenc.value:
-        if backend == "flex_attention":
+        if backend == "flex_attention" and not has_caps_or_sinks(kwargs):
             return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
         if is_flash_attention_requested(requested_attention_implementation=backend):
             if not positions.packed:  # flash infers documents from position_ids and would mistake gaps for them
