@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from transformers.configuration_utils import PreTrainedConfig
 
 from hf_posenc.config import auto_class_names, variant_config_class
+from hf_posenc.model_types import config_module
 
 from .attention_modules import attention_class, cross_attention_class, layer_class
 from .compat import auto_mappings, register_in_mapping, registered_auto_classes, share_weight_conversions
@@ -45,7 +45,8 @@ def variant_by_name(name: str) -> Any:
     """The variant's config, model or attention class by its name, such as `PosEncGPT2LMHeadModel`; None if unknown."""
     stock_name = name.removeprefix("PosEnc")
     for architecture in ARCHITECTURES.values() if stock_name != name else ():
-        if not stock_name.lower().startswith(re.sub("[^a-z0-9]|_text", "", architecture.model_type)):
+        folder = config_module(architecture.model_type).split(".")[2]
+        if not stock_name.lower().replace("_", "").startswith(folder.replace("_", "")):
             continue  # do not import the modules of other families
         if stock_name == architecture.config_class.__name__:
             register_variants(architecture.config_class)

@@ -87,12 +87,12 @@ def static_cache_length(cache: Cache) -> int | None:
     return static[0].max_cache_len if static else None
 
 
-def check_no_static_window(cache: Cache) -> None:
-    """Refuse a static cache of sliding windows: keys move between its slots, so their distances are unknown."""
-    if any(isinstance(layer, StaticLayer) and layer.is_sliding for layer in cache.layers):
+def check_no_static_window(cache: Cache | None) -> None:
+    """Refuse a static cache of sliding windows: keys move between its slots, so their positions are unknown."""
+    if cache is not None and any(isinstance(layer, StaticLayer) and layer.is_sliding for layer in cache.layers):
         raise PosEncError(
-            "this position scheme needs the distance to every cached key, but a static cache with sliding windows "
-            "moves keys between slots: use a DynamicCache"
+            "the position of every cached key is needed here (for this scheme, or by position_ids with gaps), but a "
+            "static cache with sliding windows moves keys between slots: use a DynamicCache"
         )
 
 

@@ -145,8 +145,8 @@ def _prepare_call(
 ) -> AttentionCall:
     """Collect what the schemes add, and bring everything to the dtype of the kernels."""
     positions = posenc.positions
-    if key.shape[2] < positions.key_length and kwargs.get("sliding_window") is not None:
-        positions = positions.of_last_keys(key.shape[2])
+    if key.shape[2] != positions.key_length and kwargs.get("sliding_window") is not None:
+        positions = positions.of_window(key.shape[2])
         posenc = module.layer_schemes(positions)
     if key.shape[2] != positions.key_length:
         raise PosEncError(

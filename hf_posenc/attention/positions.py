@@ -129,6 +129,7 @@ def resolve_positions(
     layout = _layout(inputs, tokens, padding_BK, needs)
     key_length, keys_BK = layout.key_length, None
     if needs.key_positions or not layout.uniform:
+        check_no_static_window(layout.cache)
         keys_BK = _key_positions(layout, by_slot=position_ids is None)
     if layout.uniform:
         last = num_queries - 1
@@ -159,6 +160,7 @@ def resolve_positions(
         key_length=key_length,
         length_bound=int(layout.num_cached) + num_queries if bounded else None,
         cached=not layout.is_first_call,
+        num_cached=layout.num_cached,
         cache_filled_at=cache_record(layout.cache).prefill_length if needs.length else None,
         packed=layout.order in (PositionOrder.PACKED, PositionOrder.UNKNOWN),
         causal=causal,
@@ -191,8 +193,6 @@ def _layout(
         visible_BQK = visible_keys(mask).any(1)
     visible_BK = padding_BK if visible_BQK is None else visible_BQK.any(1)
     cache, num_cached, key_length = cache_lengths(inputs.get("past_key_values"), num_queries)
-    if cache is not None and needs.distances:
-        check_no_static_window(cache)
     is_first_call = isinstance(num_cached, int) and num_cached == 0
     slots_BQ = torch.arange(num_queries, device=tokens.device)[None] + num_cached
     leading_padding_B1 = 0 if padding_BK is None else (padding_BK.cumsum(-1) == 0).sum(-1, keepdim=True)

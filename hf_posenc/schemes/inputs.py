@@ -54,6 +54,8 @@ class Positions:
     """No position reaches this; None if explicit position_ids leave it unknown."""
     cached: bool
     """Whether keys of earlier calls take part."""
+    num_cached: int | torch.Tensor
+    """How many tokens earlier calls left in the cache."""
     cache_filled_at: int | None
     """The length of the first of those calls, if a scheme depends on it."""
     packed: bool
@@ -86,11 +88,19 @@ class Positions:
         """One more than the highest position; while tracing, the bound."""
         return self.length_bound if is_tracing() else int(self.queries_BQ.max()) + 1
 
-    def of_last_keys(self, num_keys: int) -> Positions:
-        """The same for the last keys only: sliding windows drop the others from the cache."""
+    def of_window(self, num_keys: int) -> Positions:
+        """The same for the keys that a cache of sliding windows returns: the last ones, or those so far."""
         if num_keys not in self._windows:
-            window, num_dropped = copy.copy(self), self.key_length - num_keys
-            window.key_length, window.distances, window.spans = num_keys, self.distances[..., num_dropped:], None
+            window, num_queries = copy.copy(self), self.queries_BQ.shape[-1]
+            window.key_length, window.spans, num_dropped = num_keys, None, self.key_length - num_keys
+            if self.uniform:
+                before = torch.as_tensor(self.num_cached, device=self.distances.device).clamp(
+                    max=num_keys - num_queries
+                )
+                slots = torch.arange(num_queries + num_keys - 1, device=self.distances.device)
+                window.distances = slots - (num_queries - 1) - before
+            else:
+                window.distances = self.distances[..., num_dropped:]
             window.keys_BK = None if self.keys_BK is None else self.keys_BK[:, num_dropped:]
             window.prepared = [scheme("prepare", window) for scheme in self.schemes]
             self._windows[num_keys] = window
