@@ -96,7 +96,7 @@ def config(model_type: str, **changes: Any) -> PreTrainedConfig:
     sizes = {name: value for name, value in SIZES.items() if hasattr(default, name)}
     if model_type in ALL_HEADS_HAVE_KEYS:
         sizes.pop("num_key_value_heads", None)
-    if getattr(default, "sliding_window", None) is None:
+    if getattr(default, "sliding_window", None) is None or "local_attention" in sizes:  # the window on both sides
         sizes.pop("sliding_window", None)
     if "sliding_attention" in (getattr(default, "layer_types", None) or ()):
         sizes["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -214,12 +214,12 @@ class Pair:
 
 
 def one_per_trait(names: list[str], offset: int) -> list[str]:
-    """A few model types that have all traits between them; which ones depends on the offset."""
+    """Some model types that have all traits between them; which ones depends on the offset."""
     chosen: list[str] = []
     missing = set().union(*map(traits, names))
     rotated = names[offset % len(names) :] + names[: offset % len(names)]
     while missing:
-        best = max(rotated, key=lambda name: len(traits(name) & missing))
+        best = max(rotated, key=lambda name: min(len(traits(name) & missing), 2))  # at most 2, for variety
         chosen.append(best)
         missing -= traits(best)
     return chosen
@@ -251,3 +251,15 @@ def pairs(
         return pytest.mark.parametrize("pair", rows)(test)
 
     return decorate
+
+
+def numeric_settings(test: Callable[..., None]) -> Callable[..., None]:
+    """Parametrize a test with `model_type`, `dtype` and `backend`; `make test` runs one combination per model type."""
+    rows = []
+    for index, model_type in enumerate(MODEL_TYPES):
+        combinations = list(itertools.product([torch.float32, torch.bfloat16], backends(model_type)))
+        for number, (dtype, backend) in enumerate(combinations):
+            marks = [] if number == index % len(combinations) else [pytest.mark.slow]
+            label = f"{model_type}-{str(dtype).removeprefix('torch.')}-{backend}"
+            rows.append(pytest.param(model_type, dtype, backend, id=label, marks=marks))
+    return pytest.mark.parametrize(("model_type", "dtype", "backend"), rows)(test)
