@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -111,9 +110,8 @@ class Positions:
         assert self.rotary is not None
         key = (layer_type, states.dtype, states.device)
         if key not in self._stock_angles:
-            by_layer_type = "layer_type" in inspect.signature(self.rotary.forward).parameters
-            layer_types = {"layer_type": layer_type} if by_layer_type else {}
-            self._stock_angles[key] = self.rotary(states, self.queries_BQ.to(states.device), **layer_types)
+            by_layer_type = {"layer_type": layer_type} if hasattr(self.rotary, "layer_types") else {}
+            self._stock_angles[key] = self.rotary(states, self.queries_BQ.to(states.device), **by_layer_type)
         return self._stock_angles[key]
 
     def distances_BQK(self) -> torch.Tensor:

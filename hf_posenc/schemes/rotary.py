@@ -113,6 +113,7 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         self.rope_parameters = resolve_rope_parameters(options, shape)
         self.rope_type: str = self.rope_parameters["rope_type"]
         self.depends_on_length = self.rope_type in CHANGES_WITH_LENGTH
+        self.has_stock_angles = shape.rope_parameters is not None and options == RopeOptions()
         self.layout = options.layout or shape.rotary_layout
         self.partial_rotary_factor: float = options.partial_rotary_factor or (shape.rope_parameters or {}).get(
             "partial_rotary_factor", 1.0
@@ -189,7 +190,7 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         return self.layout == "halves" and 2 * len(self.frequencies) == self.shape.head_size
 
     def keeps_stock_rotation(self) -> bool:
-        return self.shape.rope_parameters is not None and self.options == RopeOptions()
+        return self.has_stock_angles
 
     def rotate(self, states_BHQD: torch.Tensor, prepared: Rotation | StockRotation, keys: bool) -> torch.Tensor:
         if isinstance(prepared, Rotation):
