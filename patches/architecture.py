@@ -46,6 +46,8 @@ class Architecture:
     cannot: they are tied to the head, whose logits would grow by as much."""
     interleaved: bool = False
     """Whether its own rotation pairs neighboring features, not features half a head apart."""
+    reversed_rotation: bool = False
+    """Whether its own rotation turns the other way than LLaMA's."""
     angle_per_pair: bool = False
     """Whether its attention expects one angle per pair of features, not one per feature."""
     num_layers: str = "num_hidden_layers"
@@ -102,6 +104,7 @@ class Architecture:
             embedding_size=getattr(config, "embedding_size", None),
             rope_parameters=_flat_rope_parameters(config) if self.rotary else None,
             rotary_layout="interleaved" if self.interleaved else "halves",
+            rotary_direction=-1 if self.reversed_rotation else 1,
         )
 
     def table_shape(self, config: PreTrainedConfig) -> tuple[int, int]:

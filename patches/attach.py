@@ -117,7 +117,8 @@ def _layer_seams(
 
 def _rotates_by_stock(architecture: Architecture, scheme: Scheme) -> bool:
     """Whether the stock code can rotate for a scheme: with its own angles, or with the scheme's in their place."""
-    takes_any_angles = not (architecture.rotates or architecture.interleaved or architecture.angle_per_pair)
+    differs = architecture.interleaved or architecture.angle_per_pair or architecture.reversed_rotation
+    takes_any_angles = architecture.rotates is None and not differs
     return scheme.keeps_stock_rotation() or (takes_any_angles and scheme.uses_rotate_half())
 
 

@@ -116,7 +116,7 @@ _RECORDS = [
     Architecture(model_type="glm4", interleaved=True),
     Architecture(model_type="helium", interleaved=True),
     Architecture(model_type="ernie4_5", interleaved=True),
-    Architecture(model_type="nanochat"),
+    Architecture(model_type="nanochat", reversed_rotation=True),
     Architecture(model_type="stablelm", layers_drop_kwargs=True),
     Architecture(model_type="gpt_oss", angle_per_pair=True),
     Architecture(model_type="nemotron", layers_drop_kwargs=True),

@@ -54,6 +54,8 @@ class ModelShape:
     """The row of the architecture's table that holds position 0."""
     rotary_layout: str = "halves"
     """Which features the checkpoint's own rotation pairs."""
+    rotary_direction: int = 1
+    """-1 if the checkpoint's own rotation turns the other way than LLaMA's."""
 
 
 class Kind(enum.Enum):

@@ -19,7 +19,7 @@ SCALING_KEYS = {
 }
 NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 CHANGES_WITH_LENGTH = ("dynamic", "longrope")
-XPOS_GAMMA, XPOS_LAYOUT = 0.4, "halves"
+XPOS_GAMMA = 0.4
 MAX_EXPONENT = {torch.float16: 10.0}
 """Beyond this exp() overflows the dtype; 80 for dtypes with the range of float32."""
 
@@ -161,7 +161,8 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         frequencies, factor = torch.tensor(self.frequencies, device=device), self.attention_factor
         if self.depends_on_length and (length := self._scaled_length(positions)) is not None:
             frequencies, factor = self._inverse_frequencies(length, device)
-        prepared = rotation(positions.queries_BQ[:, None, :, None].float() * frequencies, self.layout)
+        angles = positions.queries_BQ[:, None, :, None].float() * frequencies * self.shape.rotary_direction
+        prepared = rotation(angles, self.layout)
         return Rotation(*(tensor * factor for tensor in prepared)) if factor != 1.0 else prepared
 
     def _scaled_length(self, positions: Positions) -> int | None:
@@ -239,8 +240,8 @@ class Xpos(Scheme[XposOptions, Decay]):
         exponents = (tokens - self.center).float() / self.options.scale_base * zeta.log()
         length = positions.length_bound if positions.length_bound is not None or is_tracing() else positions.length()
         return Decay(
-            rotation(tokens.float() / BASE ** (features / size), XPOS_LAYOUT),
-            join_pairs(exponents, exponents, XPOS_LAYOUT),
+            rotation(tokens * self.shape.rotary_direction / BASE ** (features / size), self.shape.rotary_layout),
+            join_pairs(exponents, exponents, self.shape.rotary_layout),
             max_offset=None if length is None else max(length - self.center, self.center),
         )
 
@@ -249,7 +250,7 @@ class Xpos(Scheme[XposOptions, Decay]):
             self._check_overflow(states_BHQD.dtype, prepared.max_offset)
         factors = (-prepared.exponents if keys else prepared.exponents).exp()
         cos, _, signed_sin = prepared.rotation
-        return rotate_pairs(states_BHQD, cos * factors, signed_sin * factors, XPOS_LAYOUT)
+        return rotate_pairs(states_BHQD, cos * factors, signed_sin * factors, self.shape.rotary_layout)
 
     def _check_overflow(self, dtype: torch.dtype, max_offset: int) -> None:
         limit = MAX_EXPONENT.get(dtype, 80.0)
