@@ -24,8 +24,10 @@ def build(model_type: str, name: str, in_window: bool, backend: str = "sdpa") ->
     return families.model(model_type, windows.SCHEMES.get(name, name), backend=backend, **changes)
 
 
-def cached_output(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+def cached_output(model: Any, inputs: dict[str, torch.Tensor], kind: str = "dynamic") -> torch.Tensor:
     cache, steps = DynamicCache(config=model.config), []
+    if kind == "static":
+        cache = StaticCache(model.config, max_cache_len=windows.LENGTH + 2)
     for start, stop in CHUNKS:
         step = {"attention_mask": inputs["attention_mask"][:, :stop]} if "attention_mask" in inputs else {}
         if "position_ids" in inputs:
@@ -36,28 +38,30 @@ def cached_output(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def combinations() -> list[Any]:
     """All combinations; the fast tests run every 13th, which differ in all axes."""
-    axes = (windows.SETTINGS, windows.SCHEMES, ["none", "left", "right"], [False, True], [False, True], [True, False])
+    caches = ["uncached", "dynamic", "static"]
+    axes = (windows.SETTINGS, windows.SCHEMES, ["none", "left", "right"], [False, True], caches, [True, False])
     rows = []
-    for number, (model_type, name, padding, packed, cached, in_window) in enumerate(itertools.product(*axes)):
-        if cached and (packed or model_type == "modernbert"):
+    for number, (model_type, name, padding, packed, cache, in_window) in enumerate(itertools.product(*axes)):
+        if cache != "uncached" and (packed or model_type == "modernbert"):
             continue  # packed rows cannot be continued, and encoders have no cache
-        flags = {"packed": packed, "cached": cached, "window": in_window}
-        label = "-".join([model_type, name, padding, *(flag for flag, is_set in flags.items() if is_set)])
+        flags = {"packed": packed, "window": in_window}
+        label = "-".join([model_type, name, padding, cache, *(flag for flag, is_set in flags.items() if is_set)])
         marks = [] if number % 13 == 0 else [pytest.mark.slow]
-        rows.append(pytest.param(model_type, name, padding, packed, cached, in_window, id=label, marks=marks))
+        rows.append(pytest.param(model_type, name, padding, packed, cache, in_window, id=label, marks=marks))
     return rows
 
 
-@pytest.mark.parametrize(("model_type", "name", "padding", "packed", "cached", "in_window"), combinations())
-def test_equals_reference(
-    model_type: str, name: str, padding: str, packed: bool, cached: bool, in_window: bool
-) -> None:
+@pytest.mark.parametrize(("model_type", "name", "padding", "packed", "cache", "in_window"), combinations())
+def test_equals_reference(model_type: str, name: str, padding: str, packed: bool, cache: str, in_window: bool) -> None:
     batch, model = windows.layout(padding, packed), build(model_type, name, in_window)
     expected = windows.reference_output(model_type, name, model, batch, IDS, in_window)
     options = {} if model_type == "modernbert" else {"use_cache": False}
-    actual = cached_output(model, batch.inputs) if cached else output(model, IDS, **batch.inputs, **options)
+    if cache == "uncached":
+        actual = output(model, IDS, **batch.inputs, **options)
+    else:
+        actual = cached_output(model, batch.inputs, cache)
     assert_close(actual[batch.real_BN], expected[batch.real_BN])
-    if not cached:
+    if cache == "uncached":
         model.set_attn_implementation("eager")
         assert_close(output(model, IDS, **batch.inputs, **options)[batch.real_BN], expected[batch.real_BN])
     if in_window:  # the control: the window matters
@@ -104,11 +108,14 @@ def test_own_rotation_in_windows_equals_stock(model_type: str) -> None:
     assert differ(output(model, IDS, use_cache=False), output(model, IDS, use_cache=False, **packed))
 
 
-@pytest.mark.parametrize("model_type", ["mistral", "gemma3_text", "qwen2"])
-def test_what_a_cache_of_windows_cannot_do_is_refused(model_type: str) -> None:
-    model = build(model_type, "alibi", in_window=True)
-    static = StaticCache(model.config, max_cache_len=20)
-    with pytest.raises(PosEncError, match="DynamicCache"):
-        output(model, IDS, past_key_values=static, use_cache=True)
+def test_packed_rows_cannot_be_continued_from_a_cache() -> None:
+    model = build("mistral", "alibi", in_window=True)
     with pytest.raises(PosEncError, match="cannot be continued"):
         cached_output(model, windows.layout("none", packed=True).inputs)
+
+
+def test_static_windows_refuse_schemes_that_need_the_position_of_each_key() -> None:
+    """Keys move between the slots of a static window."""
+    model = build("mistral", "tupe", in_window=True)
+    with pytest.raises(PosEncError, match="DynamicCache"):
+        cached_output(model, {}, "static")

@@ -102,6 +102,9 @@ def config(model_type: str, **changes: Any) -> PreTrainedConfig:
         sizes["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
     if hasattr(default, "no_rope_layers"):
         sizes["no_rope_layers"] = [1, 0, 1]
+    rotary = dict(getattr(default, "rope_parameters", None) or {})
+    if rotary.get("partial_rotary_factor", 1) < 0.5:  # a single pair of features would turn the same under any theta
+        sizes["rope_parameters"] = {**rotary, "partial_rotary_factor": 0.5}
     dropout = {name: 0.0 for name, value in vars(default).items() if name.endswith(DROPOUT) and value}
     return type(default)(**{**sizes, **dropout, **changes})
 
