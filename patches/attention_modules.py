@@ -112,7 +112,7 @@ class PosEncAttention(nn.Module):
         # The call of a layer's module, not the module: hooks of models on several devices would move a module along.
         layer_params = {int(index): module.__call__ for index, module in modules.items()}
         prepared = list(positions.prepared)
-        for index, scheme in enumerate(positions.schemes):
+        for index, scheme in enumerate(positions.schemes if self.angle_size else ()):
             if scheme.keeps_stock_rotation():
                 prepared[index] = functools.partial(self._rotate_as_stock, positions=positions)
         active = [
