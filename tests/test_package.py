@@ -46,16 +46,12 @@ def test_a_name_can_be_registered_once() -> None:
         register_scheme(type("Impostor", (T5,), {}))
 
 
-def test_patches_are_imported_under_their_own_name_only() -> None:
+def test_patches_are_imported_under_their_own_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
-    import sys
 
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    try:
-        with pytest.raises(ImportError, match=r"hf_posenc\.patches"):
-            importlib.import_module("patches")
-    finally:
-        sys.path.pop(0)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    with pytest.raises(ImportError, match=r"hf_posenc\.patches"):
+        importlib.import_module("patches")
 
 
 def test_every_package_is_in_the_wheel() -> None:
