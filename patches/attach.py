@@ -73,6 +73,11 @@ def plan_schemes(architecture: Architecture, config: Any) -> SchemePlan:
     architecture.check_config(config)
     specs, shape = config.position_specs, architecture.shape(config)
     check_backend(attn_implementation(config), specs)
+    if shape.num_layers < config.num_hidden_layers and any(spec.layers is not None for spec in specs):
+        raise PosEncError(
+            f"{architecture.model_type} shares the weights of its {config.num_hidden_layers} layers, so a scheme acts "
+            "in all of them: leave out `layers`"
+        )
     layers = [spec.active_layers(shape.num_layers) for spec in specs]
     layer_modules: dict[int, nn.ModuleDict] = {}
     with ParameterBudget(shape.num_layers, shape.hidden_size):
@@ -118,7 +123,8 @@ def _layer_seams(
 def _rotates_by_stock(architecture: Architecture, scheme: Scheme) -> bool:
     """Whether the stock code can rotate for a scheme: with its own angles, or with the scheme's in their place."""
     differs = architecture.interleaved or architecture.angle_per_pair or architecture.reversed_rotation
-    takes_any_angles = architecture.rotates is None and not differs
+    is_partial = (scheme.shape.rope_parameters or {}).get("partial_rotary_factor", 1.0) != 1.0
+    takes_any_angles = architecture.rotates is None and not differs and not is_partial
     return scheme.keeps_stock_rotation() or (takes_any_angles and scheme.uses_rotate_half())
 
 
