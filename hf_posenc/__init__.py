@@ -1,4 +1,4 @@
-"""Change the positional encoding of BERT, GPT-2 and LLaMA checkpoints through one config field.
+"""Change the positional encoding of transformers checkpoints through one config field.
 
 Example:
     >>> import hf_posenc

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from .explanation import build_explanation as build_explanation
     from .explanation import explain as explain
     from .families import ARCHITECTURES as ARCHITECTURES
-    from .legacy import LEGACY_PARAMETER as LEGACY_PARAMETER
-    from .legacy import LEGACY_TABLE as LEGACY_TABLE
+    from .families import find_architecture as find_architecture
+    from .families import max_positions as max_positions
+    from .heads import find_auto_class as find_auto_class
+    from .legacy import rename_legacy_tables as rename_legacy_tables
     from .live_models import architecture_of as architecture_of
     from .live_models import patched as patched
     from .live_models import restore as restore
@@ -38,8 +40,6 @@ _MODULES = {
     "ARCHITECTURES": "families",
     "Architecture": "architecture",
     "Explanation": "explanation",
-    "LEGACY_PARAMETER": "legacy",
-    "LEGACY_TABLE": "legacy",
     "PosEncAttention": "attention_modules",
     "PosEncBaseModel": "variants",
     "PosEncModel": "variants",
@@ -48,10 +48,14 @@ _MODULES = {
     "base_models": "variants",
     "build_explanation": "explanation",
     "explain": "explanation",
+    "find_architecture": "families",
+    "find_auto_class": "heads",
     "init_scheme_weights": "attach",
+    "max_positions": "families",
     "patched": "live_models",
     "plan_schemes": "attach",
     "register_variants": "auto_classes",
+    "rename_legacy_tables": "legacy",
     "restore": "live_models",
     "retrofit": "live_models",
     "with_scheme": "attach",

@@ -87,7 +87,7 @@ class PosEncAttention(nn.Module):
     def stock_config(self) -> PreTrainedConfig:
         return self.config.stock_config
 
-    def project_qk(self, states_BNE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project(self, states_BNE: torch.Tensor) -> Projections:
         """Project hidden states to unrotated queries, (B, H, N, D), and keys, (B, G, N, D), as the stock forward does.
 
         The stock forward runs up to its call of the attention function, so that norms and fused weights are included.
@@ -99,12 +99,13 @@ class PosEncAttention(nn.Module):
         projections = Projections()
         with contextlib.suppress(ProjectionsDone):
             super().forward(**inputs, posenc=projections)
-        return projections.query_BHND, projections.key_BGND
+        return projections
 
     def project_rows(self, states_RE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Project hidden states to queries and keys by head, two of (H, R, D)."""
-        query_BHRD, key_BGRD = self.project_qk(states_RE[None])
-        return query_BHRD[0], repeat_key_heads(key_BGRD, query_BHRD.shape[1])[0]
+        projections = self.project(states_RE[None])
+        query_BHRD = projections.query_BHND
+        return query_BHRD[0], repeat_key_heads(projections.key_BGND, query_BHRD.shape[1])[0]
 
     def layer_schemes(self, positions: Positions) -> LayerSchemes:
         """The schemes that act in this layer, by seam."""

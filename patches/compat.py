@@ -6,13 +6,16 @@ hooks use this module while transformers itself is still being imported.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from transformers.configuration_utils import PreTrainedConfig
     from transformers.modeling_utils import PreTrainedModel
@@ -133,6 +136,69 @@ def share_weight_conversions(names: dict[str, str]) -> None:
         conversions = conversion_mapping.get_checkpoint_conversion_mapping(stock_name)
         if conversions is not None:
             conversion_mapping.register_checkpoint_conversion_mapping(variant_name, conversions, overwrite=True)
+
+
+def checkpoint_to_model_names(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
+    """The parameter that each tensor of a checkpoint is loaded into; the first of them if it is split."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    conversions, parameters = get_model_conversion_mapping(model), model.state_dict()
+    renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
+    prefix = model.base_model_prefix
+    return {name: rename_source_key(name, renamings, converters, prefix, parameters)[0] for name in names}
+
+
+def load_shapes(
+    model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], adjust: LoadHook
+) -> tuple[set[str], set[str], list[Any]]:
+    """Load tensors without data into a model without data, to see what `from_pretrained` would make of them.
+
+    Args:
+        model: A model on the meta device. Its parameters are replaced.
+        tensors: Tensors on the meta device by their names in a checkpoint.
+        adjust: Called with the model and the load config, as by `wrap_weight_loading`.
+
+    Returns:
+        The names of missing parameters, those of unexpected tensors, and (name, stored shape, shape of the parameter)
+        of each one that does not fit.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model as load
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    load_config = LoadStateDictConfig(weight_mapping=get_model_conversion_mapping(model), device_map={"": "meta"})
+    options = {"tp_plan": None} if "tp_plan" in inspect.signature(load).parameters else {}  # in older releases
+    with _no_progress_bar():
+        report = load(model, dict(tensors), adjust(model, load_config), **options)[0]
+    # Tensors that cannot be merged or split, because some are missing or differ in shape.
+    missing = report.missing_keys | set(report.conversion_errors)
+    return missing, report.unexpected_keys, sorted(report.mismatched_keys)
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
+def model_class_names(auto_class: Any) -> set[str]:
+    """The names of the classes that an Auto class builds."""
+    classes = auto_class._model_mapping._model_mapping.values()
+    return {name for names in classes for name in (names if isinstance(names, tuple) else (names,))}
+
+
+def predicts_tokens(model_class: type[PreTrainedModel]) -> bool:
+    """Whether the output layer of a class is tied to its input embeddings."""
+    return bool(model_class._tied_weights_keys)
 
 
 def was_loaded(model: PreTrainedModel) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from hf_posenc.attention import token_like
 from hf_posenc.errors import PosEncError
+from hf_posenc.model_types import VARIANT_PREFIX
 
 from .architecture import Architecture
 
@@ -130,3 +131,14 @@ _RECORDS = [
 ]
 ARCHITECTURES = {record.model_type: record for record in _RECORDS}
 """The supported architectures by stock `model_type`."""
+
+
+def find_architecture(config: Any) -> Architecture | None:
+    """The architecture of a config, stock or variant; None if it is not supported."""
+    return ARCHITECTURES.get(getattr(config, "model_type", "").removeprefix(VARIANT_PREFIX))
+
+
+def max_positions(config: Any) -> int:
+    """The number of positions that a model was trained with: RoBERTa has 512 for `max_position_embeddings` of 514."""
+    architecture = find_architecture(config)
+    return config.max_position_embeddings if architecture is None else architecture.shape(config).max_positions

@@ -43,7 +43,7 @@ class PositionEmbeddingTypeField:
         if value not in RELATIVE_TYPES or not is_supported:
             vars(config)[FIELD] = value
         elif config.position_scheme is None:
-            wrap_weight_loading(_rename_legacy_tables, "renames_legacy_tables")
+            wrap_weight_loading(rename_legacy_tables, "renames_legacy_tables")
             config.position_scheme = {
                 "type": "shaw",
                 "max_distance": max(config.max_position_embeddings - 1, 1),
@@ -66,7 +66,7 @@ def _is_legacy(config: object) -> bool:
     return isinstance(config, VariantConfig) and config.scheme_origin is SchemeOrigin.LEGACY
 
 
-def _rename_legacy_tables(model: Any, load_config: Any) -> Any:
+def rename_legacy_tables(model: Any, load_config: Any) -> Any:
     """Read the old tables under their new name. Inert for all other checkpoints."""
     from transformers.core_model_loading import WeightRenaming
 

@@ -11,13 +11,12 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from hf_posenc.config import VariantConfig
 from hf_posenc.errors import PosEncError
-from hf_posenc.model_types import VARIANT_PREFIX
 from hf_posenc.spec import PositionScheme, parse_position_scheme
 
 from .architecture import Architecture
 from .attach import attach, detach, init_live_weights, plan_schemes, with_scheme
 from .compat import checkpoint_name, set_checkpoint_name, swap_class, was_loaded
-from .families import ARCHITECTURES
+from .families import find_architecture
 from .variants import (
     PosEncBaseModel,
     PosEncModel,
@@ -43,11 +42,11 @@ def architecture_of(model: nn.Module) -> Architecture:
     Raises:
         PosEncError: If the architecture is not supported.
     """
-    model_type = getattr(getattr(model, "config", None), "model_type", "")
-    architecture = ARCHITECTURES.get(model_type.removeprefix(VARIANT_PREFIX))
+    config = getattr(model, "config", None)
+    architecture = find_architecture(config)
     if architecture is not None and isinstance(model, architecture.family):
         return architecture
-    config_name = type(getattr(model, "config", None)).__name__
+    config_name, model_type = type(config).__name__, getattr(config, "model_type", "")
     raise PosEncError(
         f"{type(model).__name__} with a {config_name} is not supported (model type {model_type!r}); docs/families.md "
         "lists what is. Unwrap a compiled, parallel or PEFT model first"

@@ -145,7 +145,7 @@ class ModelInspector:
         zeros = self.token_vectors.new_zeros(1, self.shape.num_heads, length, self.shape.head_size)
         visible = torch.ones(1, 1, length, length, dtype=torch.bool, device=zeros.device)
         visible = visible.tril() if positions.causal else visible
-        scaling = self.shape.head_size**-0.5
+        scaling = attention.project(zeros.new_zeros(1, 1, self.shape.hidden_size)).scaling
         content = Content(zeros, zeros, zeros, scaling, lambda: visible, attention.project_rows)
         # CoPE counts tokens by content, so it has no content-free term.
         terms = score_terms([entry for entry in active if entry.scheme.needs_distances], content)

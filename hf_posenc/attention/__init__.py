@@ -15,7 +15,7 @@ from .function import (
     scale_content,
     score_terms,
 )
-from .masks import Window
+from .masks import Window, visible_pairs
 from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
 
 __all__ = [
@@ -39,4 +39,5 @@ __all__ = [
     "select_path",
     "self_attention_cache",
     "token_like",
+    "visible_pairs",
 ]

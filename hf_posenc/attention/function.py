@@ -42,6 +42,12 @@ class Projections:
 
     query_BHND: torch.Tensor
     key_BGND: torch.Tensor
+    scaling: float
+    """What the products of queries and keys are multiplied by."""
+    softcap: float | None
+    """The bound of the scaled products, in architectures that cap them."""
+    sinks_H: torch.Tensor | None
+    """The logits of a key without a value, in architectures that have one per head."""
 
 
 class ProjectionsDone(Exception):
@@ -103,6 +109,8 @@ def posenc_attention_forward(
     """Compute attention under the layer's schemes, on the backend of the model. `module` is a `PosEncAttention`."""
     if isinstance(posenc, Projections):
         posenc.query_BHND, posenc.key_BGND = query, key
+        posenc.scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        posenc.softcap, posenc.sinks_H = kwargs.get("softcap"), kwargs.get("s_aux")
         raise ProjectionsDone
     if posenc is None:
         raise PosEncError(f"attn_implementation={ATTENTION_NAME!r} is internal; choose one of {SCORE_BACKENDS}")

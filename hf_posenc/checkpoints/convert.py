@@ -21,14 +21,15 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..errors import PosEncError
 from ..patches import SchemePlan, init_scheme_weights, plan_schemes, register_variants, with_scheme
+from ..patches.compat import checkpoint_to_model_names
 from ..spec import PositionScheme
 from .drift import Drift, measure_drift
 from .files import atomic_directory, companion_files, resolve_output_dir
-from .inspection import check_weights
+from .inspection import base_prefix, build_meta_model, check_weights
 from .source import Shard, Source, open_source
 
 RotaryChange = Literal["interleaved_to_halves", "halves_to_interleaved"]
-"""Meta's LLaMA files and GPT-J rotate neighbouring features together, transformers features half a head apart."""
+"""Meta's LLaMA files and GPT-J rotate neighbouring features together, transformers mostly those half a head apart."""
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 MAX_PROBLEMS_SHOWN = 3
 
@@ -90,7 +91,7 @@ def convert_checkpoint(
         output_dir: The directory to write.
         force: Replace `output_dir` if it is not empty.
         seed: For schemes with random initial values.
-        rotary_weights: Reorder LLaMA's query and key features: "interleaved_to_halves" for weights in the order of
+        rotary_weights: Reorder query and key features: "interleaved_to_halves" for weights in the order of
             Meta's files, "halves_to_interleaved" for rope with `layout="interleaved"`.
         drift_text: A text file on which to compare the outputs of source and variant. Loads both models.
         revision: Branch, tag or commit of a Hub id.
@@ -119,8 +120,9 @@ def convert_checkpoint(
         raise PosEncError(f"The weights do not fit config.json: {'; '.join(problems[:MAX_PROBLEMS_SHOWN])}")
     plan = plan_schemes(checkpoint.architecture, config)
     config.architectures = [f"PosEnc{name}" for name in checkpoint.config.architectures or []] or None
-    dropped, row_orders = _dropped_tensors(checkpoint, plan), _row_orders(checkpoint, plan, rotary_weights)
-    added = _scheme_tensors(checkpoint, plan, seed)
+    layout = _ModelLayout.of(checkpoint)
+    dropped, row_orders = _dropped_tensors(layout, plan), _row_orders(layout, plan, rotary_weights)
+    added = _scheme_tensors(layout, plan, seed)
     drift = None
     with atomic_directory(target, force) as directory:
         linked, rewritten = _write_weights(checkpoint, dropped, row_orders, added, directory)
@@ -142,43 +144,76 @@ def convert_checkpoint(
     )
 
 
-def _dropped_tensors(source: Source, plan: SchemePlan) -> set[str]:
+@dataclasses.dataclass(frozen=True)
+class _ModelLayout:
+    """The names of a checkpoint's tensors, and of the modules of its model."""
+
+    source: Source
+    shapes: dict[str, torch.Size]
+    """Shapes of the model's parameters, by name."""
+    model_names: dict[str, str]
+    """The parameter that each tensor is loaded into."""
+    prefix: str
+    """The prefix of the base model's parameters."""
+
+    @classmethod
+    def of(cls, source: Source) -> _ModelLayout:
+        model = build_meta_model(source.config, source.architecture, base_only=True)
+        shapes = {name: parameter.shape for name, parameter in model.state_dict().items()}
+        names = checkpoint_to_model_names(model, source.tensors)
+        return cls(source, shapes, names, base_prefix(model, source.architecture))
+
+    def attention_path(self, layer: int) -> str:
+        architecture = self.source.architecture
+        return f"{self.prefix}{architecture.layers}.{layer}.{architecture.self_attention}"
+
+
+def _dropped_tensors(layout: _ModelLayout, plan: SchemePlan) -> set[str]:
     """The stock position table, unless the scheme uses it; then it must fit config.json."""
-    table = f"{source.prefix}{source.architecture.table}.weight"
+    source = layout.source
+    table = f"{layout.prefix}{source.architecture.table}.weight"
+    stored = {name for name, model_name in layout.model_names.items() if model_name == table}
     if not plan.state.uses_stock_table:
-        return {table} & source.tensors.keys()
+        return stored
     expected = source.architecture.table_shape(source.config)
-    shape = tuple(source.tensors[table].shape) if table in source.tensors else None
+    shape = next((tuple(source.tensors[name].shape) for name in stored), None)
     if shape != expected:
         raise PosEncError(f"{table} has shape {shape}, but config.json requires {expected}")
     return set()
 
 
-def _row_orders(source: Source, plan: SchemePlan, change: RotaryChange | None) -> dict[str, list[int]]:
-    """The new row order of every query and key projection that has to be reordered."""
+def _row_orders(layout: _ModelLayout, plan: SchemePlan, change: RotaryChange | None) -> dict[str, list[int]]:
+    """The new row order of everything that has rotary features as rows: query and key projections, and their norms."""
     if change is None:
         return {}
+    source = layout.source
     if not source.architecture.rotary:
         raise PosEncError(f"rotary_weights={change!r} needs rotary features; {source.config.model_type} has none")
     shape = source.architecture.shape(source.config)
-    layout, rotary_size = change.rpartition("_")[2], shape.head_size
+    feature_layout, rotary_size = change.rpartition("_")[2], shape.head_size
     for scheme in plan.schemes:
         if scheme.acts_at("rotate"):
-            if getattr(scheme, "layout", "halves") != layout:
-                required = f'{{"type": "rope", "layout": "{layout}"}}'
+            if getattr(scheme, "layout", "halves") != feature_layout:
+                required = f'{{"type": "rope", "layout": "{feature_layout}"}}'
                 raise PosEncError(f"rotary_weights={change!r} needs the scheme {required}, got {scheme.name!r}")
             rotary_size = 2 * len(getattr(scheme, "frequencies", [])) or rotary_size
-    suffixes = ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")
-    projections = {name: tensor for name, tensor in source.tensors.items() if name.endswith(suffixes)}
-    for name, tensor in projections.items():
+    attentions = [layout.attention_path(layer) for layer in range(shape.num_layers)]
+    modules = tuple(f"{path}.{name}" for path in attentions for name in ("q_", "k_"))
+    weights = {f"{path}.{name}.weight" for path in attentions for name in ("q_proj", "k_proj")}
+    stored = {name: model_name for name, model_name in layout.model_names.items() if model_name.startswith(modules)}
+    for name, model_name in stored.items():
+        tensor = source.tensors[name]
         if tensor.shape[0] % shape.head_size or tensor.dtype not in FLOAT_DTYPES:
             raise PosEncError(f"rotary_weights={change!r} cannot reorder {name}: convert it before quantization")
-    num_weights = sum(name.endswith(".weight") for name in projections)
-    if num_weights != 2 * shape.num_layers:
+        if tensor.shape != layout.shapes.get(model_name):
+            raise PosEncError(f"rotary_weights={change!r} cannot reorder {name}, which holds more than {model_name}")
+    num_weights = len(weights & set(stored.values()))
+    if num_weights != len(weights):
         raise PosEncError(
-            f"rotary_weights={change!r} needs {2 * shape.num_layers} query and key weights, found {num_weights}"
+            f"rotary_weights={change!r} needs {len(weights)} query and key weights (q_proj, k_proj), found "
+            f"{num_weights}; fused projections cannot be reordered"
         )
-    return dict.fromkeys(projections, rotary_feature_order(change, shape.head_size, rotary_size))
+    return dict.fromkeys(stored, rotary_feature_order(change, shape.head_size, rotary_size))
 
 
 def rotary_feature_order(change: RotaryChange, head_size: int, rotary_size: int) -> list[int]:
@@ -191,17 +226,16 @@ def rotary_feature_order(change: RotaryChange, head_size: int, rotary_size: int)
 
 
 @torch.no_grad()
-def _scheme_tensors(source: Source, plan: SchemePlan, seed: int) -> dict[str, torch.Tensor]:
-    """Initial parameters of the schemes, by their names in the checkpoint, in the dtype of most stock parameters."""
+def _scheme_tensors(layout: _ModelLayout, plan: SchemePlan, seed: int) -> dict[str, torch.Tensor]:
+    """Initial parameters of the schemes, by their names in the model, in the dtype of most stock parameters."""
     modules: dict[str, nn.Module] = {}
     for number, scheme in enumerate(plan.schemes):
-        modules[f"{source.prefix}position_scheme.{number}"] = scheme
-    layers, attention = f"{source.prefix}{source.architecture.layers}", source.architecture.self_attention
+        modules[f"{layout.prefix}position_scheme.{number}"] = scheme
     for layer, layer_modules in plan.layer_modules.items():
         for index, module in layer_modules.items():
-            modules[f"{layers}.{layer}.{attention}.position_scheme.{index}"] = module
+            modules[f"{layout.attention_path(layer)}.position_scheme.{index}"] = module
     sizes: Counter[torch.dtype] = Counter()
-    for tensor in source.tensors.values():
+    for tensor in layout.source.tensors.values():
         sizes[tensor.dtype] += tensor.numel()
     dtype = next((dtype for dtype, _ in sizes.most_common() if dtype in FLOAT_DTYPES), torch.float32)
     tensors: dict[str, torch.Tensor] = {}

@@ -6,11 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import torch
+import transformers
 from torch.nn import functional
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from ..errors import PosEncError
-from ..patches import ARCHITECTURES
+from ..patches import ARCHITECTURES, find_auto_class, max_positions
 
 MAX_SEQUENCE_LENGTH, MAX_SEQUENCES, BATCH_SIZE = 512, 64, 8
 MAX_CHARACTERS = 16 * MAX_SEQUENCE_LENGTH * MAX_SEQUENCES
@@ -44,14 +45,9 @@ class Drift:
 def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
     """Load two checkpoints and compare them on the beginning of a text file."""
     config = AutoConfig.from_pretrained(before, trust_remote_code=False)
-    sequences = _read_sequences(before, text_file, config.vocab_size, config.max_position_embeddings)
+    sequences = _read_sequences(before, text_file, config.vocab_size, max_positions(config))
     causal = ARCHITECTURES[config.model_type].is_causal(config)
-    architectures = config.architectures or []
-    auto_class = AutoModel
-    if any(name.endswith("ForMaskedLM") for name in architectures):
-        auto_class = AutoModelForMaskedLM
-    elif any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
-        auto_class = AutoModelForCausalLM
+    auto_class = getattr(transformers, find_auto_class(config.architectures or []) or "AutoModel")
     options = {"use_safetensors": True, "trust_remote_code": False}
     models = [auto_class.from_pretrained(directory, **options).eval() for directory in (before, after)]
     cosine = divergence = 0.0
@@ -73,7 +69,7 @@ def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
     return Drift(num_tokens, cosine / num_tokens, divergence / num_tokens if has_head else None, *perplexities)
 
 
-def _read_sequences(checkpoint: Path, text_file: Path, vocab_size: int, max_positions: int) -> torch.Tensor:
+def _read_sequences(checkpoint: Path, text_file: Path, vocab_size: int, max_length: int) -> torch.Tensor:
     """Token ids of equally long sequences from the beginning of a text file."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
@@ -88,5 +84,5 @@ def _read_sequences(checkpoint: Path, text_file: Path, vocab_size: int, max_posi
             f"Cannot measure drift: the tokenizer produced token {input_ids.max()}, but the model's vocabulary has "
             f"{vocab_size:,} tokens"
         )
-    length = min(max_positions, MAX_SEQUENCE_LENGTH, len(input_ids))
+    length = min(max_length, MAX_SEQUENCE_LENGTH, len(input_ids))
     return input_ids[: len(input_ids) // length * length].view(-1, length)[:MAX_SEQUENCES]

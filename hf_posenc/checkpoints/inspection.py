@@ -21,21 +21,22 @@ from transformers.utils import CONFIG_NAME, logging
 
 from ..config import VariantConfig
 from ..errors import PosEncError
-from ..patches import ARCHITECTURES, LEGACY_PARAMETER, LEGACY_TABLE, Architecture, Explanation, build_explanation
-from ..patches.compat import ModelHooks, set_attn_implementation
+from ..patches import (
+    ARCHITECTURES,
+    Architecture,
+    Explanation,
+    build_explanation,
+    find_architecture,
+    rename_legacy_tables,
+)
+from ..patches.compat import ModelHooks, base_model_class, load_shapes, set_attn_implementation
 from ..spec import PositionScheme
 from ..validation import truncate_repr
 from .files import MANIFEST_FILE, RUN_STATE_FILE, list_checkpoints, list_pickles, verify_manifest
 from .source import read_config, read_json_object, read_shards
 
-RENAMED_PARAMETERS = (
-    (LEGACY_TABLE, LEGACY_PARAMETER),
-    (r"LayerNorm\.gamma$", "LayerNorm.weight"),
-    (r"LayerNorm\.beta$", "LayerNorm.bias"),
-)
-"""Patterns of names in old checkpoints, and the names that transformers gives them on loading."""
 POOLER = "pooler."
-"""Heads that do not use BERT's pooler leave it out of their checkpoints."""
+"""Heads that do not use the pooler of an encoder leave it out of their checkpoints."""
 MAX_NAMES_SHOWN = 4
 
 
@@ -183,50 +184,58 @@ def check_weights(
 
     Returns what runs in the model, why the weights do not fit it, and what is unusual but harmless.
     """
-    architecture = ARCHITECTURES[
-        config.stock_class.model_type if isinstance(config, VariantConfig) else config.model_type
-    ]
-    layer = re.compile(rf"(?:^|\.){re.escape(architecture.layers)}\.(\d{{1,9}})\.")
-    num_layers = 1 + max((int(match[1]) for name in tensors if (match := layer.search(name))), default=-1)
-    if config.num_hidden_layers > num_layers:
-        return None, [f"config.json has {config.num_hidden_layers} layers, but the weights have {num_layers}"], []
-    model = _build_meta_model(config, architecture, base_only)
+    architecture = find_architecture(config)
+    assert architecture is not None
+    required_layers, num_layers = architecture.shape(config).num_layers, _count_layers(tensors)
+    if required_layers > num_layers:
+        return None, [f"config.json has {required_layers} layers, but the weights have {num_layers}"], []
+    model = build_meta_model(config, architecture, base_only)
     explanation = build_explanation(model)
     if getattr(config, "quantization_config", None):
         return explanation, [], ["quantized weights: completeness was not checked"]
-    # Names are compared as the base model has them: transformers loads checkpoints with and without a head alike.
-    prefix = architecture.base.base_model_prefix + "."
-    expected = {name.removeprefix(prefix): value.shape for name, value in model.state_dict().items()}
-    stored = {name.removeprefix(prefix): value.shape for name, value in _current_names(tensors).items()}
-    tied = [{name.removeprefix(prefix) for name in pair} for pair in model.all_tied_weights_keys.items()]
-    available = set(stored).union(*(pair for pair in tied if pair & set(stored)))
+    expected, tied = set(model.state_dict()), list(model.all_tied_weights_keys.items())
+    compared = expected
     if base_only:
-        compared = {name.removeprefix(prefix) for name in model.base_model.state_dict()} - {
-            f"{architecture.table}.weight"
-        }
-        expected = {name: shape for name, shape in expected.items() if name in compared}
+        prefix = base_prefix(model, architecture)
+        compared = {name for name in expected if name.startswith(prefix)} - {f"{prefix}{architecture.table}.weight"}
     ignored_missing, ignored_unexpected = ModelHooks.ignored_on_load(model)
-    absent = _not_matching(set(expected) - available, ignored_missing)
-    missing = [name for name in absent if not name.startswith(POOLER)]
-    unexpected = _not_matching(set(stored) - set(expected), ignored_unexpected)
+    stored = _without_adapters(tensors)
+    missing, unexpected, mismatched = load_shapes(model, stored, rename_legacy_tables)
+    # One of two tied parameters is enough.
+    missing -= {name for pair in tied if not set(pair) <= missing for name in pair}
+    absent = _not_matching(missing & compared, ignored_missing)
+    missing_names = [name for name in absent if POOLER not in name]
     problems, warnings = [], []
-    if missing:
-        problems.append(f"{len(missing)} tensors are missing: {_shorten(missing)}")
-    for name in sorted(set(expected) & set(stored)):
-        if expected[name] != stored[name]:
-            shapes = f"shape {tuple(stored[name])}, but config.json requires {tuple(expected[name])}"
+    if missing_names:
+        problems.append(f"{len(missing_names)} tensors are missing: {_shorten(missing_names)}")
+    for name, stored_shape, shape in mismatched:
+        if name in compared:
+            shapes = f"shape {tuple(stored_shape)}, but config.json requires {tuple(shape)}"
             problems.append(f"{name} has {shapes}")
-    if unexpected:
-        warnings.append(f"{len(unexpected)} unexpected tensors: {_shorten(unexpected)}")
-    if missing != absent:
+    unexpected_names = _not_matching(unexpected, ignored_unexpected)
+    if unexpected_names:
+        warnings.append(f"{len(unexpected_names)} unexpected tensors: {_shorten(unexpected_names)}")
+    if missing_names != absent:
         warnings.append("no pooler weights: a head that needs the pooler starts with an untrained one")
     return explanation, problems, warnings
 
 
-def _build_meta_model(config: PreTrainedConfig, architecture: Architecture, base_only: bool) -> PreTrainedModel:
-    """Build the stock class that a config names on the meta device. A base model will do for `base_only`."""
+def _count_layers(tensors: Mapping[str, torch.Tensor]) -> int:
+    """The number of layers with weights: the outermost index in the names of tensors."""
+    return len({match[0] for name in tensors if (match := re.search(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", name))})
+
+
+def base_prefix(model: PreTrainedModel, architecture: Architecture) -> str:
+    """The prefix of the parameters of the base model inside a model."""
+    name = next(name for name, module in model.named_modules() if isinstance(module, architecture.base))
+    return f"{name}." if name else ""
+
+
+def build_meta_model(config: PreTrainedConfig, architecture: Architecture, base_only: bool) -> PreTrainedModel:
+    """Build the stock class that a config names on the meta device. One without a head will do for `base_only`."""
     names = config.architectures if isinstance(config.architectures, list) else []
-    name = str(names[0]).removeprefix("PosEnc") if names else architecture.base.__name__
+    without_head = base_model_class(architecture.config_class)
+    name = str(names[0]).removeprefix("PosEnc") if names else without_head.__name__
     model_class = getattr(sys.modules[architecture.family.__module__], name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, architecture.family)):
         if not base_only:
@@ -234,7 +243,7 @@ def _build_meta_model(config: PreTrainedConfig, architecture: Architecture, base
                 f"config.json names the architecture {truncate_repr(names[0])}, which is not a "
                 f"{architecture.model_type} model"
             )
-        model_class = architecture.base
+        model_class = without_head
     if base_only:
         config = copy.deepcopy(config)
         set_attn_implementation(config, "eager")  # nothing is computed, so no kernel has to be installed
@@ -251,15 +260,9 @@ def _build_meta_model(config: PreTrainedConfig, architecture: Architecture, base
         logging.set_verbosity(verbosity)
 
 
-def _current_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors under the names that the model has today, without LoRA adapters."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        if ".lora_" not in name:
-            for pattern, replacement in RENAMED_PARAMETERS:
-                name = re.sub(pattern, replacement, name)
-            renamed[name.replace(".base_layer.", ".")] = tensor
-    return renamed
+def _without_adapters(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of the model itself, without LoRA adapters."""
+    return {name.replace(".base_layer.", "."): tensor for name, tensor in tensors.items() if ".lora_" not in name}
 
 
 def _not_matching(names: set[str], patterns: list[str]) -> list[str]:

@@ -169,12 +169,6 @@ class Source:
         """All tensors, on the meta device."""
         return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
 
-    @cached_property
-    def prefix(self) -> str:
-        """The prefix of the base model's parameters; empty if the model was saved without a head."""
-        prefix = self.architecture.base.base_model_prefix + "."
-        return prefix if any(name.startswith(prefix) for name in self.tensors) else ""
-
 
 def open_source(source: str | Path, revision: str | None = None, token: str | bool | None = None) -> Source:
     """Open a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
@@ -199,7 +193,7 @@ def open_source(source: str | Path, revision: str | None = None, token: str | bo
         if model_type not in ARCHITECTURES:
             raise PosEncError(f"{source} is a {truncate_repr(model_type)} model; supported are {sorted(ARCHITECTURES)}")
         config = read_config(directory)
-        if isinstance(config, VariantConfig):  # BERT's position_embedding_type of transformers 4
+        if isinstance(config, VariantConfig):  # position_embedding_type of transformers 4
             raise PosEncError(
                 f"{source} uses relative positions of transformers 4. Load it with from_pretrained and save it with "
                 "save_pretrained, which makes it a 'shaw' variant"

@@ -49,7 +49,7 @@ def parse_scheme_option(text: str) -> PositionScheme:
 
 @app.callback()
 def main() -> None:
-    """Change the positional encoding of BERT, GPT-2 and LLaMA checkpoints.
+    """Change the positional encoding of transformers checkpoints.
 
     Example: hf-posenc convert openai-community/gpt2 --scheme rope --out gpt2-rope
 

@@ -23,7 +23,7 @@ def convert(
     seed: Annotated[int, Option(help="Seed for schemes with random initial values.")] = 0,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
     rotary_weights: Annotated[
-        str | None, Option(help="Reorder LLaMA's rotary features: interleaved_to_halves or halves_to_interleaved.")
+        str | None, Option(help="Reorder rotary features: interleaved_to_halves or halves_to_interleaved.")
     ] = None,
     drift_text: Annotated[
         Path | None, Option(help="A text file on which to compare the outputs of source and variant.")

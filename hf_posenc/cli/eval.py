@@ -23,7 +23,7 @@ def evaluate(
     data: Annotated[str, Option(help="Text, JSONL, CSV or parquet (file, directory or pattern), or a Hub dataset.")],
     lengths: Annotated[str, Option(help="In tokens (512) or multiples of the trained length (2x).")] = "0.5x,1x,2x,4x",
     metrics: Annotated[str, Option(help="perplexity, passkey, order, similarity, or all.")] = "perplexity",
-    trained_length: Annotated[int | None, Option(help="What 1x stands for; default: max_position_embeddings.")] = None,
+    trained_length: Annotated[int | None, Option(help="What 1x stands for; default: the models' positions.")] = None,
     stride: Annotated[int | None, Option(help="Tokens to slide windows by, scoring only the new ones.")] = None,
     max_tokens: Annotated[int, Option(help="Tokens to read from the start of the text.")] = 131_072,
     batch_tokens: Annotated[int, Option(help="Tokens per batch.")] = 4096,

@@ -117,13 +117,14 @@ def _measure(
 ) -> list[Any]:
     """The result of the analysis for every model; models without a rotation are left out of rotary-frequencies."""
     from .. import analysis
+    from ..patches import max_positions
 
     measure = getattr(analysis, "position_embeddings" if kind == "feature-ranges" else kind.replace("-", "_"))
     results, skipped = [], []
     for name, build in models:
         model = build()
-        size = length or min(KINDS[kind].default_length, model.config.max_position_embeddings)
-        options = {"input_ids": text(length=size)} if text and KINDS[kind].on_text else {"length": size}
+        size = length or min(KINDS[kind].default_length, max_positions(model.config))
+        options: dict[str, Any] = {"input_ids": text(length=size)} if text and KINDS[kind].on_text else {"length": size}
         options |= {"layer": layer} if KINDS[kind].by_layer else {}
         try:
             results.append(dataclasses.replace(measure(model, **options), name=name))

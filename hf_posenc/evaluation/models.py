@@ -6,6 +6,7 @@ Shapes: B windows in a batch, N tokens in a window, E features, P scored tokens,
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -16,20 +17,14 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
 
 from ..checkpoints import read_config
 from ..errors import PosEncError
-from ..patches import ARCHITECTURES
+from ..patches import ARCHITECTURES, find_architecture, find_auto_class
 from .data import SpecialTokens, Windows
 from .results import EvaluationStopped
 from .settings import EvaluationSettings, ProcessGroup
@@ -37,8 +32,11 @@ from .settings import EvaluationSettings, ProcessGroup
 T = TypeVar("T")
 ModelSource: TypeAlias = str | Path | PreTrainedModel
 Models: TypeAlias = ModelSource | Sequence[ModelSource] | Mapping[str, ModelSource]
-AUTO_CLASSES = {"causal-lm": AutoModelForCausalLM, "masked-lm": AutoModelForMaskedLM, "feature-extraction": AutoModel}
-HEAD_SUFFIXES = {"causal-lm": ("ForCausalLM", "LMHeadModel"), "masked-lm": ("ForMaskedLM", "ForPreTraining")}
+AUTO_CLASSES = {
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "feature-extraction": "AutoModel",
+}
 TOKENS_PER_CHUNK = 1024
 """Tokens whose logits are computed at once: those of a whole batch may not fit in memory."""
 FINGERPRINT_SAMPLES = 64
@@ -92,7 +90,7 @@ class Candidate:
 
     def _from_pretrained(self, dtype: str | None) -> PreTrainedModel:
         try:
-            model, loading_info = AUTO_CLASSES[self.task].from_pretrained(
+            model, loading_info = getattr(transformers, AUTO_CLASSES[self.task]).from_pretrained(
                 self.source, dtype=dtype or "auto", revision=self.revision, output_loading_info=True
             )
         except (OSError, ValueError) as error:
@@ -126,10 +124,8 @@ def list_candidates(models: Models, task: str | None, revision: str | None) -> l
 
 
 def _infer_task(class_names: Iterable[str]) -> str:
-    for task, suffixes in HEAD_SUFFIXES.items():
-        if any(name.endswith(suffixes) for name in class_names):
-            return task
-    return "feature-extraction"
+    auto_class = find_auto_class(class_names) or "AutoModel"
+    return next(task for task, name in AUTO_CLASSES.items() if name == auto_class)
 
 
 def _choose_names(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:
@@ -176,6 +172,10 @@ class EvaluatedModel:
         return self.task == "causal-lm"
 
     @functools.cached_property
+    def _no_cache(self) -> dict[str, bool]:
+        return {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
+
+    @functools.cached_property
     def special_tokens(self) -> SpecialTokens:
         return SpecialTokens.from_tokenizer(self.tokenizer, self.causal)
 
@@ -220,9 +220,13 @@ class EvaluatedModel:
         # Training also keeps some of the masked tokens and replaces some at random, which would only add noise here.
         return targets_BN.masked_fill(masked_BN, self.tokenizer.mask_token_id), targets_BN, masked_BN
 
-    @torch.no_grad()
     def hidden_states(self, input_ids_BN: torch.Tensor) -> torch.Tensor:
         """The last hidden states, (B, N, E); EvaluationStopped if the model refuses this length."""
+        return self.base_outputs(input_ids_BN).last_hidden_state
+
+    @torch.no_grad()
+    def base_outputs(self, input_ids_BN: torch.Tensor) -> ModelOutput:
+        """The outputs of the model without its head; EvaluationStopped if the model refuses this length."""
         # Indexing past a stock position table kills the process on a GPU. Variants check by themselves.
         architecture = ARCHITECTURES.get(self.model.config.model_type)
         limit = None if architecture is None else architecture.shape(self.model.config).table_size
@@ -233,18 +237,18 @@ class EvaluatedModel:
                 refused=True,
             )
         with stop_on_refusal():
-            return self.model.base_model(input_ids_BN.to(self.model.device), use_cache=False).last_hidden_state
+            return self.model.base_model(input_ids_BN.to(self.model.device), **self._no_cache)
 
     @torch.no_grad()
     def log_probs(self, input_ids_BN: torch.Tensor, scored_BN: torch.Tensor) -> Iterator[torch.Tensor]:
         """Log-probabilities over the vocabulary for the scored tokens in order, in chunks of (P, V)."""
         assert not (self.causal and scored_BN[:, 0].any()), "a causal model cannot score the first token"
         predicted_from_BN = scored_BN.roll(-1, 1) if self.causal else scored_BN
-        states_PE = self.hidden_states(input_ids_BN)[predicted_from_BN.to(self.model.device)]
-        head = _language_model_head(self.model)
+        outputs = self.base_outputs(input_ids_BN)
+        states_PE = outputs.last_hidden_state[predicted_from_BN.to(self.model.device)]
         for chunk_PE in states_PE.split(TOKENS_PER_CHUNK):
             with stop_on_refusal():
-                log_probs_PV = head(chunk_PE).float().log_softmax(-1)
+                log_probs_PV = _head_logits(self.model, outputs, chunk_PE).float().log_softmax(-1)
             if log_probs_PV.isnan().any():
                 raise EvaluationStopped(f"The model predicts NaN at {input_ids_BN.shape[1]} tokens")
             yield log_probs_PV
@@ -276,11 +280,36 @@ class EvaluatedModel:
         return None if longest == refused_length else longest
 
 
-def _language_model_head(model: PreTrainedModel) -> nn.Module:
-    """What maps hidden states to logits: the output embeddings, or the head module they are part of (BERT)."""
-    output_embeddings = model.get_output_embeddings()
-    name = next((name for name, module in model.named_modules() if module is output_embeddings), None)
-    if name is None:
+def _head_logits(model: PreTrainedModel, outputs: ModelOutput, states_PE: torch.Tensor) -> torch.Tensor:
+    """The logits for some hidden states, (P, V).
+
+    The model's own forward computes them, with given outputs in place of its base model, because heads do more than
+    multiply: they normalize, scale or cap.
+    """
+    if model.get_output_embeddings() is None:
         raise PosEncError(f"{type(model).__name__} has no language modelling head: set task to causal-lm or masked-lm")
-    parent = name.rpartition(".")[0]
-    return model.get_submodule(parent) if parent else output_embeddings
+    outputs = copy.copy(outputs)
+    outputs.last_hidden_state = states_PE[None]
+    architecture = find_architecture(model.config)
+    base_class = type(model.base_model) if architecture is None else architecture.base
+    # OPT's heads call the decoder inside the base model.
+    bases = {model.base_model, *(module for module in model.modules() if isinstance(module, base_class))}
+    with contextlib.ExitStack() as patches:
+        for base in bases:
+            patches.enter_context(_forward_replaced(base, lambda *args, **kwargs: outputs))
+        placeholder = torch.zeros(1, len(states_PE), dtype=torch.long, device=states_PE.device)
+        head_outputs = model(placeholder)
+    logits = head_outputs.prediction_logits if "prediction_logits" in head_outputs else head_outputs.logits
+    return logits[0]
+
+
+@contextlib.contextmanager
+def _forward_replaced(module: nn.Module, forward: Callable[..., ModelOutput]) -> Iterator[None]:
+    before = vars(module).get("forward")  # hooks of device maps set one on the instance
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before

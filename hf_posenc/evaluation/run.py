@@ -56,7 +56,7 @@ def evaluate(
         data: A file, directory, pattern or Hub dataset, a list of texts, or token ids.
         lengths: Window lengths in tokens (512) or multiples of the trained length ("2x").
         metrics: Any of "perplexity", "passkey", "order" and "similarity".
-        trained_length: What "1x" stands for; by default the `max_position_embeddings` that the models share.
+        trained_length: What "1x" stands for; by default the number of positions that the models share.
         reference: Model to compare embeddings with for "similarity"; by default the first model.
         tokenizer: Tokenizer for all models; by default the one saved with each model.
         results_path: JSON file that results are saved to as they arrive. Run the same evaluation again to resume.

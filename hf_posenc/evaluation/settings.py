@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
 from ..errors import PosEncError
+from ..patches import max_positions
 from .results import EvaluationStopped
 
 T = TypeVar("T")
@@ -91,11 +92,14 @@ def resolve_lengths(
 ) -> tuple[tuple[int, ...], int | None]:
     """Convert lengths to tokens, sorted and without duplicates, and find out what "1x" stands for.
 
-    That is the trained length if it is given, else the `max_position_embeddings` of the models, or None if they differ.
+    That is the trained length if it is given, else the one that the models share, or None if they differ.
     """
     if trained_length is not None and trained_length < 1:
         raise PosEncError(f"trained_length must be at least 1, got {trained_length}")
-    model_lengths = {name: getattr(config, "max_position_embeddings", None) for name, config in configs.items()}
+    model_lengths = {
+        name: max_positions(config) if hasattr(config, "max_position_embeddings") else None
+        for name, config in configs.items()
+    }
     if trained_length is None and len(set(model_lengths.values())) == 1:
         trained_length = next(iter(model_lengths.values()))
     resolved = set()

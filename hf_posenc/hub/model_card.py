@@ -21,9 +21,9 @@ from huggingface_hub import RepoCard
 from huggingface_hub.repocard import CardData
 
 from ..checkpoints import LENGTH_CURVE_FILE, RECOVERY_FILE, is_scheme_parameter, read_shards
-from ..config import VariantConfig, auto_class_names
+from ..config import VariantConfig
 from ..errors import PosEncError
-from ..patches import ARCHITECTURES
+from ..patches import ARCHITECTURES, find_auto_class
 from ..registry import describe
 from ..spec import SchemeSpec
 
@@ -121,8 +121,7 @@ def write_card(
     metadata = {key: value for card in cards for key, value in card.data.to_dict().items()}
     architecture, specs = ARCHITECTURES[config.stock_class.model_type], config.position_specs
     class_name = (config.architectures or [None])[0]  # type: ignore[attr-defined]
-    class_names = auto_class_names[type(config)]
-    auto_class = next((name for name in TASKS if class_names.get(name) == class_name), "AutoModel")
+    auto_class = find_auto_class([class_name or ""], list(TASKS)) or "AutoModel"
     base_model = base_model or config.base_model or metadata.get("base_model")
     scheme_tags = ["hf_posenc", "positional-encoding", architecture.model_type, *(spec.name for spec in specs)]
     all_tags = [*scheme_tags, *(tag for card in cards for tag in list_tags(card)), *tags]

@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import PosEncError
+from ..patches import max_positions
 from ..text_data import INPUT_IDS, select_text_column
 from .objectives import Labels, Objective
 
@@ -204,10 +205,9 @@ def generate_text(
         start = next(iter(start), None)
     if start is None:
         raise PosEncError("The model's config has no bos_token_id to start generating from: pass --data with text")
-    if length > config.max_position_embeddings:
-        raise PosEncError(
-            f"Cannot generate rows of {length} tokens with a model of {config.max_position_embeddings} positions"
-        )
+    num_positions = max_positions(config)
+    if length > num_positions:
+        raise PosEncError(f"Cannot generate rows of {length} tokens with a model of {num_positions} positions")
     was_training, generation_config = model.training, model.generation_config
     model.eval()
     # Penalties and filters make text easier to read, but distort the distribution that the model has learned.

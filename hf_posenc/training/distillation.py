@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import PosEncError
-from ..patches import architecture_of
+from ..patches import architecture_of, max_positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Teacher:
         self.model = model.eval().requires_grad_(False)
         self.has_new_head = has_new_head
         self.layers = transformer_layers(model)
-        self.max_length: int = model.config.max_position_embeddings
+        self.max_length: int = max_positions(model.config)
         # With a cache, stock models do not separate packed documents by their position_ids.
         self._options = {"use_cache": False} if getattr(model.config, "use_cache", False) else {}
 
@@ -150,7 +150,9 @@ def _masked_mean(values_BN: torch.Tensor, mask_BN: torch.Tensor | None) -> torch
 
 def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The transformer layers of a model, stock or variant."""
-    return list(model.base_model.get_submodule(architecture_of(model).layers).children())
+    architecture = architecture_of(model)
+    base = next(module for module in model.modules() if isinstance(module, architecture.base))
+    return list(base.get_submodule(architecture.layers).children())
 
 
 @contextlib.contextmanager

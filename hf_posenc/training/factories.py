@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
 from ..checkpoints import read_config, read_shards
 from ..config import VariantConfig
 from ..errors import PosEncError
-from ..patches import ARCHITECTURES, architecture_of, plan_schemes, with_scheme
+from ..patches import ARCHITECTURES, architecture_of, max_positions, plan_schemes, with_scheme
 from ..text_data import load_text_dataset
 from ..validation import truncate_repr
 from .arguments import SELF_GENERATED, Stage, TrainRequest, resolve_fit_ratio, rows_per_step
@@ -116,7 +117,7 @@ class RunBuilder:
             options |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
         options |= {"revision": revision, "use_safetensors": True, "trust_remote_code": False}
         try:
-            return AUTO_CLASSES[self.objective].from_pretrained(source, **options)
+            return getattr(transformers, AUTO_CLASSES[self.objective]).from_pretrained(source, **options)
         except OSError as error:
             raise PosEncError(f"Cannot load {source}: {error}. Only safetensors weights are supported") from error
 
@@ -174,7 +175,7 @@ class RunBuilder:
                 model.to(self.arguments.device),
                 Path(self.arguments.output_dir),
                 request.self_generated_rows or min(num_rows, MAX_SELF_GENERATED_ROWS),
-                min(max(stage.length for stage in self.stages), model.config.max_position_embeddings),
+                min(max(stage.length for stage in self.stages), max_positions(model.config)),
                 {"model": request.teacher_model or request.model, "revision": str(request.revision)},
             )
         else:
@@ -218,7 +219,7 @@ class RunBuilder:
         stock_model = self._stock_model or self._load_model(request.model, request.revision)
         model.to(self.arguments.device)
         if absorbs_mean:
-            absorb_table_mean(stock_model, model, min(length, model.config.max_position_embeddings))
+            absorb_table_mean(stock_model, model, min(length, max_positions(model.config)))
         if fits:
             _fit_on_rows(stock_model, model, rows, fit_tokens, length, projections=trains_all)
         return model
@@ -234,7 +235,7 @@ def _fit_on_rows(
 ) -> None:
     from accelerate.utils import broadcast
 
-    length = min(length, FIT_LENGTH, model.config.max_position_embeddings)
+    length = min(length, FIT_LENGTH, max_positions(model.config))
     batch_size = FIT_ROWS if architecture_of(model).rotary else FIT_ROWS_TABLE
     steps = min(math.ceil(tokens / (batch_size * length)), MAX_FIT_STEPS)
     input_ids = sample_input_ids(rows, steps * batch_size, length)

@@ -7,10 +7,6 @@ import enum
 from typing import TYPE_CHECKING
 
 from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
     DataCollator,
     DataCollatorForLanguageModeling,
     DataCollatorWithPadding,
@@ -21,6 +17,7 @@ from transformers import (
 )
 
 from ..errors import PosEncError
+from ..patches import find_auto_class
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -58,16 +55,12 @@ class Objective(enum.Enum):
 
 
 AUTO_CLASSES = {
-    Objective.CAUSAL: AutoModelForCausalLM,
-    Objective.MASKED: AutoModelForMaskedLM,
-    Objective.FEATURE_EXTRACTION: AutoModel,
-    Objective.CLASSIFICATION: AutoModelForSequenceClassification,
+    Objective.CAUSAL: "AutoModelForCausalLM",
+    Objective.MASKED: "AutoModelForMaskedLM",
+    Objective.CLASSIFICATION: "AutoModelForSequenceClassification",
+    Objective.FEATURE_EXTRACTION: "AutoModel",
 }
-_CLASS_SUFFIXES = {
-    ("ForCausalLM", "LMHeadModel"): Objective.CAUSAL,
-    ("ForMaskedLM", "ForPreTraining"): Objective.MASKED,
-    ("ForSequenceClassification",): Objective.CLASSIFICATION,
-}
+"""The Auto class of each objective; heads are looked up in this order."""
 
 
 def infer_objective(config: PreTrainedConfig, task: str | None = None) -> Objective:
@@ -78,14 +71,13 @@ def infer_objective(config: PreTrainedConfig, task: str | None = None) -> Object
             raise PosEncError(f"Unknown task {task!r}; expected one of {tasks}")
         return Objective(task)
     for name in config.architectures or []:
-        for suffixes, objective in _CLASS_SUFFIXES.items():
-            if name.endswith(suffixes):
-                return objective
-        if not name.endswith("Model") or name.endswith("HeadsModel"):
+        auto_class = find_auto_class([name], list(AUTO_CLASSES.values()))
+        if auto_class is None:
             raise PosEncError(
                 f"There is no training task for the head of {name}, and it would be dropped: set --task to one of "
                 f"{tasks} to train the rest of the model"
             )
+        return next(objective for objective in Objective if AUTO_CLASSES[objective] == auto_class)
     return Objective.FEATURE_EXTRACTION
 
 
@@ -111,7 +103,7 @@ class Labels:
         columns = list(documents.column_names or next(iter(documents)))
         if column not in columns:
             raise PosEncError(f"The data has no label column {column!r}; set --label-column to one of {columns}")
-        if any(name.endswith("ForSequenceClassification") for name in config.architectures or []):
+        if find_auto_class(config.architectures or [], [AUTO_CLASSES[Objective.CLASSIFICATION]]):
             return cls(tuple(config.id2label[number] for number in range(config.num_labels)))
         names = getattr((documents.features or {}).get(column), "names", None)
         if names:

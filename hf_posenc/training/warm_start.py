@@ -24,10 +24,11 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..attention import apply_rotation, materialize, scale_content, score_terms
+from ..attention import apply_rotation, materialize, scale_content, score_terms, visible_pairs
 from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
 from ..patches import PosEncAttention, PosEncBaseModel, architecture_of, base_models, retrofit
+from ..patches.compat import attn_implementation
 from ..schemes import Content, Positions
 
 PROJECTION_LEARNING_RATE, REFERENCE_WIDTH = 5e-3, 64
@@ -112,7 +113,7 @@ def fit(
 def absorb_table_mean(stock_model: PreTrainedModel, variant: PreTrainedModel, length: int) -> None:
     """Keep what a dropped position table added at every position alike, by adding it to another embedding.
 
-    Only architectures with a suitable embedding do this: BERT's token types. For others the mean is lost.
+    Only architectures with a suitable embedding do this, such as BERT's token types. For others the mean is lost.
 
     Args:
         stock_model: The model that still has its position table.
@@ -124,7 +125,8 @@ def absorb_table_mean(stock_model: PreTrainedModel, variant: PreTrainedModel, le
         if architecture.constant is not None and _drops_table(base):
             (embedding,) = base.get_submodule(architecture.constant).parameters()
             (table,) = stock_base.get_submodule(architecture.table).parameters()
-            embedding.add_(table[:length].mean(0).to(embedding))
+            first_row = architecture.shape(stock_base.config).table_first_row
+            embedding.add_(table[first_row : first_row + length].mean(0).to(embedding))
 
 
 def _paired_bases(stock_model: PreTrainedModel, variant: PreTrainedModel) -> Iterable[tuple[PreTrainedModel, ...]]:
@@ -213,24 +215,27 @@ class _AttentionDivergence:
         input_ids = self.batches[step % len(self.batches)].to(self.base.device)
         targets = self._stock_attention(input_ids)
         positions = self.base.prepare_inputs({"input_ids": input_ids}).positions
+        attentions, backend = _attentions(self.base), attn_implementation(self.base.config)
         total = torch.zeros((), device=input_ids.device)
-        for attention, (states_BNE, target) in zip(_attentions(self.base), targets, strict=True):
+        for layer, states_BNE, mask, target in targets:
             if self.drops_table:  # remove what the states at the same position have in common
                 states_BNE = states_BNE - (states_BNE.mean(0, keepdim=True) - states_BNE.mean((0, 1), keepdim=True))
-            log_weights = _attention_log_weights(attention, states_BNE, positions)
+            log_weights = _attention_log_weights(attentions[layer], states_BNE, positions, mask, backend)
             divergence = nn.functional.kl_div(log_weights, target, reduction="none", log_target=True)
             total = total + divergence.sum(-1).mean()
         return total / len(targets)
 
     @torch.no_grad()
-    def _stock_attention(self, input_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """For each layer, the hidden states that enter the stock model's attention, and its log attention weights."""
+    def _stock_attention(self, input_ids: torch.Tensor) -> list[tuple[int, torch.Tensor, Any, torch.Tensor]]:
+        """For each call of an attention layer: its index, hidden states, mask and log attention weights."""
         positions = self.stock_base.prepare_inputs({"input_ids": input_ids}).positions
-        targets = []
+        targets, backend = [], attn_implementation(self.base.config)
 
         def record(attention: PosEncAttention, args: Any, kwargs: Any) -> None:
-            states_BNE = args[0] if args else kwargs["hidden_states"]
-            targets.append((states_BNE, _attention_log_weights(attention, states_BNE, positions)))
+            inputs = {**dict(zip(attention.argument_names, args, strict=False)), **kwargs}
+            states_BNE, mask = inputs["hidden_states"], inputs.get("attention_mask")
+            log_weights = _attention_log_weights(attention, states_BNE, positions, mask, backend)
+            targets.append((attention.layer_idx, states_BNE, mask, log_weights))
 
         with contextlib.ExitStack() as hooks:
             for attention in _attentions(self.stock_base):
@@ -242,6 +247,7 @@ class _AttentionDivergence:
 def _reference_copy(stock_base: PreTrainedModel, base: PreTrainedModel) -> PreTrainedModel:
     """A frozen copy with its own encoding as a scheme, which computes the same and exposes its attention layers."""
     reference = copy.deepcopy(stock_base).to(device=base.device, dtype=base.dtype).eval().requires_grad_(False)
+    reference.set_attn_implementation("eager")  # every layer gets its mask, which differs where some have a window
     return reference if isinstance(reference, PosEncBaseModel) else retrofit(reference, base.architecture.stock_scheme)
 
 
@@ -249,24 +255,33 @@ def _attentions(base: PreTrainedModel) -> list[PosEncAttention]:
     return base.architecture.self_attentions(base)
 
 
-def _attention_log_weights(attention: PosEncAttention, states_BNE: torch.Tensor, positions: Positions) -> torch.Tensor:
-    """The logarithm of the attention weights, (B, H, N, N), for given hidden states instead of the layer's own."""
-    layer = attention.layer_schemes(positions)
-    query_BHND, key_BGND = attention.project_qk(states_BNE)
-    length = states_BNE.shape[1]
-    visible = torch.ones(length, length, dtype=torch.bool, device=states_BNE.device)
-    visible = visible.tril() if positions.causal else visible
+def _attention_log_weights(
+    attention: PosEncAttention, states_BNE: torch.Tensor, positions: Positions, mask: torch.Tensor | None, backend: str
+) -> torch.Tensor:
+    """The logarithm of the attention weights for given hidden states instead of the layer's own.
+
+    (B, H, N, N), or one more key for the architecture's sinks.
+    """
+    layer, projections = attention.layer_schemes(positions), attention.project(states_BNE)
+    query_BHND, key_BGND, softcap = projections.query_BHND, projections.key_BGND, projections.softcap
+    visible = visible_pairs(mask, positions.causal and mask is None, query_BHND, states_BNE.shape[1])
     rotations = [*layer.rotate, *layer.stock_rotation]
     content = Content(
         query_BHND,
         apply_rotation(query_BHND, rotations, keys=False),
         apply_rotation(key_BGND, rotations, keys=True),
-        query_BHND.shape[-1] ** -0.5,
-        lambda: visible[None, None],
+        projections.scaling,
+        lambda: visible,
         attention.project_rows,
     )
     query_BHND = scale_content(content.rotated_query_BHQD, layer.content_scale)
     logits = query_BHND.matmul(content.key_BHKD.transpose(-1, -2)) * content.scaling
+    if softcap is not None and backend != "sdpa":  # SDPA does not cap
+        logits = softcap * torch.tanh(logits / softcap)
     for term in score_terms(layer.score, content):
         logits = logits + materialize(term, positions, content)
-    return logits.masked_fill(~visible, torch.finfo(logits.dtype).min).log_softmax(-1)
+    logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
+    if projections.sinks_H is not None:
+        sinks_BHN1 = projections.sinks_H[:, None, None].expand(*logits.shape[:-1], 1)
+        logits = torch.cat([logits, sinks_BHN1], dim=-1)
+    return logits.log_softmax(-1)

@@ -51,7 +51,7 @@ def test_models_are_left_as_they_were() -> None:
 def test_wrong_inputs_are_rejected() -> None:
     with pytest.raises(PosEncError, match="rows, tokens"):
         analysis.attention_by_distance(model("gpt2"), tokens()[0])
-    with pytest.raises(PosEncError, match="Linear is not supported"):
+    with pytest.raises(PosEncError, match="Linear with a NoneType is not supported"):
         analysis.attention_by_distance(torch.nn.Linear(2, 2), tokens())
     for measure, architecture in ((analysis.attention_by_distance, "gpt2"), (analysis.rotary_frequencies, "llama")):
         with pytest.raises(PosEncError, match="share a tokenizer"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import types
 
 import pytest
 import torch
@@ -71,8 +70,8 @@ def test_a_constant_model_is_at_chance() -> None:
     """Ties are common in bfloat16: counting them for or against the key would bias the result."""
 
     class ConstantModel(CopyModel):
-        def base_model(self, input_ids_BN: torch.Tensor, use_cache: bool = False) -> types.SimpleNamespace:
-            return types.SimpleNamespace(last_hidden_state=torch.zeros(*input_ids_BN.shape, tiny.VOCABULARY))
+        def states(self, input_ids_BN: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(*input_ids_BN.shape, tiny.VOCABULARY)
 
     result = evaluate_passkey(evaluated_model(ConstantModel(), random_ids(500), passkey_trials=4), 60)
     for cell in result.depths:

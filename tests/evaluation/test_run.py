@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import BertModel
+from transformers.utils import ModelOutput
 
 import hf_posenc
 from hf_posenc.errors import PosEncError
@@ -40,13 +41,13 @@ def workspace(tmp_path: Path) -> dict[str, str]:
 def record_forward_passes(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The input shapes of all forward passes from now on."""
     shapes: list[torch.Size] = []
-    original = EvaluatedModel.hidden_states
+    original = EvaluatedModel.base_outputs
 
-    def hidden_states(self: EvaluatedModel, input_ids_BN: torch.Tensor) -> torch.Tensor:
+    def base_outputs(self: EvaluatedModel, input_ids_BN: torch.Tensor) -> ModelOutput:
         shapes.append(input_ids_BN.shape)
         return original(self, input_ids_BN)
 
-    monkeypatch.setattr(EvaluatedModel, "hidden_states", hidden_states)
+    monkeypatch.setattr(EvaluatedModel, "base_outputs", base_outputs)
     return shapes
 
 

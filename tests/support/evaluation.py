@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 from transformers import PreTrainedTokenizerFast
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from hf_posenc.evaluation.metrics import QUESTION
 from hf_posenc.evaluation.models import EvaluatedModel
@@ -69,25 +71,39 @@ def evaluated_model(
     return EvaluatedModel("model", model, tokenizer, task, token_ids, options, SINGLE_PROCESS)
 
 
+class Base(nn.Module):
+    """A base model whose last hidden states are given by a function."""
+
+    def __init__(self, states: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.states = states
+
+    def forward(self, input_ids_BN: torch.Tensor) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=self.states(input_ids_BN))
+
+
 class CopyModel(nn.Module):
     """Predicts what followed the last four tokens when they occurred before, within a limited context."""
 
     def __init__(self, context: int = 10**9) -> None:
         super().__init__()
         self.config = types.SimpleNamespace(model_type="llama_copy", vocab_size=tiny.VOCABULARY)
-        self.lm_head = nn.Identity()
+        self.base_model, self.lm_head = Base(self.states), nn.Identity()
         self.context = context
         self.device = torch.device("cpu")
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def base_model(self, input_ids_BN: torch.Tensor, use_cache: bool = False) -> types.SimpleNamespace:
+    def forward(self, input_ids_BN: torch.Tensor) -> CausalLMOutput:
+        return CausalLMOutput(logits=self.lm_head(self.base_model(input_ids_BN).last_hidden_state))
+
+    def states(self, input_ids_BN: torch.Tensor) -> torch.Tensor:
         logits = torch.zeros(*input_ids_BN.shape, tiny.VOCABULARY)
         for row, ids in enumerate(input_ids_BN.tolist()):
             for position in range(1, len(ids)):
                 logits[row, position, self.predict(ids[: position + 1])] = 9.0
-        return types.SimpleNamespace(last_hidden_state=logits)
+        return logits
 
     def predict(self, ids: list[int]) -> int:
         for position in range(len(ids) - 2, max(len(ids) - self.context, 2), -1):

@@ -7,14 +7,57 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import (
+    AlbertForMaskedLM,
+    DistilBertForMaskedLM,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    GenerationMixin,
+    GptOssForCausalLM,
+    GraniteForCausalLM,
+    ModernBertForMaskedLM,
+    OPTForCausalLM,
+    PreTrainedModel,
+    RobertaForMaskedLM,
+)
 
 import hf_posenc
 from hf_posenc.errors import PosEncError
-from hf_posenc.training.warm_start import _attention_log_weights, _attentions, _reference_copy, absorb_table_mean, fit
+from hf_posenc.patches import base_models
+from hf_posenc.training.warm_start import (
+    _attention_log_weights,
+    _AttentionDivergence,
+    _attentions,
+    _reference_copy,
+    absorb_table_mean,
+    fit,
+)
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 
 ARCHITECTURES = ["bert", "gpt2", "llama"]
+FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
+    "windows": (Gemma3ForCausalLM, {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "windows both ways": (ModernBertForMaskedLM, {"global_attn_every_n_layers": 2, "local_attention": 6}),
+    "caps": (Gemma2ForCausalLM, {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 3}),
+    "sinks": (GptOssForCausalLM, {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    "scaled queries": (OPTForCausalLM, {"ffn_dim": 40, "word_embed_proj_dim": 32}),
+    "a scale": (GraniteForCausalLM, {"attention_multiplier": 0.7}),
+    "shared layers": (AlbertForMaskedLM, {"embedding_size": 16}),
+    "a table with an offset": (RobertaForMaskedLM, {}),
+    "no cache": (DistilBertForMaskedLM, {"dim": 32, "n_layers": 4, "n_heads": 4, "hidden_dim": 40}),
+}
+
+
+def family_model(name: str) -> PreTrainedModel:
+    model_class, changes = FAMILIES[name]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 40}
+    sizes |= {"max_position_embeddings": 48, "vocab_size": tiny.VOCABULARY, "pad_token_id": 1, "sliding_window": 6}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 8} if issubclass(model_class, GenerationMixin) else {}
+    model = model_class(model_class.config_class(**{**sizes, **changes}))
+    return tiny.randomise(model).eval()
+
+
 SLOW_SCHEMES = ["kerple", "transformer_xl", {"type": "alibi", "learned": True}]
 SCHEMES = ["t5", "shaw", "deberta", *(pytest.param(scheme, marks=pytest.mark.slow) for scheme in SLOW_SCHEMES)]
 
@@ -71,9 +114,33 @@ def test_target_weights_are_those_of_the_stock_model(architecture: str) -> None:
             )
         reference(input_ids)
         for attention, states, expected in zip(_attentions(reference), inputs, outputs.attentions, strict=True):
-            weights = _attention_log_weights(attention, states, positions).exp()
+            weights = _attention_log_weights(attention, states, positions, None, "eager").exp()
             torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
     assert not torch.allclose(outputs.attentions[0], outputs.attentions[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_target_weights_of_other_families(name: str) -> None:
+    stock = family_model(name)
+    stock.set_attn_implementation("eager")
+    input_ids = tiny.tokens(2, 14)
+    with torch.no_grad():
+        expected = stock(input_ids, output_attentions=True).attentions
+        variant = hf_posenc.retrofit(copy.deepcopy(stock), "t5")
+        (base,), (stock_base,) = base_models(variant), [m for m in stock.modules() if type(m) is base_class(variant)]
+        divergence = _AttentionDivergence(stock_base, base, input_ids, rows=2)
+        targets = divergence._stock_attention(input_ids)
+    assert len(targets) == len(expected) == 4
+    for (_, _, _, log_weights), weights in zip(targets, expected, strict=True):
+        torch.testing.assert_close(log_weights.exp()[..., :14], weights, rtol=0, atol=1e-5)
+    assert not torch.allclose(expected[0], expected[1], atol=1e-3)
+    own = hf_posenc.retrofit(copy.deepcopy(stock), base.architecture.stock_scheme)
+    assert fit(stock, own, input_ids, steps=0).before == pytest.approx(0, abs=1e-6)
+    assert fit(stock, variant, input_ids, steps=0).before > 1e-2
+
+
+def base_class(variant: Any) -> type:
+    return base_models(variant)[0].stock_class
 
 
 def test_fit_recovers_a_bias_exactly() -> None:
@@ -139,7 +206,7 @@ def test_fit_refuses_models_that_do_not_match() -> None:
         fit(stock, stock, tiny.tokens())
     with pytest.raises(PosEncError, match="different sizes"):
         fit(tiny.model("gpt2", n_layer=tiny.LAYERS + 1), variant, tiny.tokens())
-    with pytest.raises(PosEncError, match="Linear is not supported"):
+    with pytest.raises(PosEncError, match="Linear with a NoneType is not supported"):
         fit(torch.nn.Linear(2, 2), variant, tiny.tokens())  # type: ignore[arg-type]
 
 
