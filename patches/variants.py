@@ -249,8 +249,8 @@ def _class_to_build(cls: type[PreTrainedModel], config: object) -> type[PreTrain
 
     if not isinstance(config, VariantConfig) and patched_scheme.get() is None:
         return cls
-    model_type = getattr(config, "stock_class", cls.config_class).model_type
-    architecture = ARCHITECTURES.get(model_type)
+    config_class = getattr(config, "stock_class", cls.config_class)
+    architecture = ARCHITECTURES.get(config_class.model_type) if config_class is not None else None
     if architecture is None or not issubclass(cls, architecture.family):
         return cls
     if not isinstance(config, (VariantConfig, architecture.config_class)):

@@ -134,7 +134,7 @@ class Positions:
 
         moved = copy.copy(self)
         moved.queries_BQ, moved.distances = move(self.queries_BQ), move(self.distances)
-        moved.prepared, moved.keys_BK = move(self.prepared), move(self.keys_BK)
+        moved.prepared, moved.keys_BK, moved._windows = move(self.prepared), move(self.keys_BK), {}
         return moved
 
 
