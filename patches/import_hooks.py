@@ -85,13 +85,13 @@ def install() -> None:
 def _patch_configs(module: types.ModuleType) -> None:
     from hf_posenc.config import install_field, scheme_set_hooks, stock_config_class
 
-    from .legacy import install_legacy_field
+    from .legacy import LEGACY_MODEL_TYPES, install_legacy_field
 
     for model_type in MODEL_TYPES:
         if config_module(model_type) == module.__name__:
             stock_class = stock_config_class(model_type)
             install_field(stock_class)
-            if model_type == "bert":
+            if model_type in LEGACY_MODEL_TYPES:
                 install_legacy_field(stock_class)
     if _register_variants not in scheme_set_hooks:
         scheme_set_hooks.append(_register_variants)

@@ -1,4 +1,4 @@
-"""BERT checkpoints of transformers 4 with relative positions, which transformers 5 reads as plain absolute ones.
+"""Encoders of transformers 4 with relative positions, which transformers 5 reads as plain absolute ones.
 
 Their config.json sets `position_embedding_type` to "relative_key" or "relative_key_query", and each layer has a table
 `distance_embedding.weight` with a row per distance. That is `shaw` on the keys, so they load as such.
@@ -17,11 +17,23 @@ from .compat import wrap_weight_loading
 
 FIELD = "position_embedding_type"
 RELATIVE_TYPES = ("relative_key", "relative_key_query")
-LEGACY_TABLE, LEGACY_PARAMETER = (
-    r"\.attention\.self\.distance_embedding\.weight",
-    ".attention.self.position_scheme.0.keys",
+LEGACY_MODEL_TYPES = (
+    "albert",
+    "bert",
+    "camembert",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
 )
-"""The key of a layer's table in an old checkpoint, as a pattern, and its key in the variant."""
+"""The supported model types that had the field in transformers 4."""
+UNSCALED_MODEL_TYPES = ("albert",)
+"""Those that added the products with the table to the scaled logits; the others scaled both."""
+LEGACY_TABLE, LEGACY_PARAMETER = r"\.distance_embedding\.weight", ".position_scheme.0.keys"
+"""The end of the key of a layer's table in an old checkpoint, as a pattern, and in the variant."""
 
 
 class PositionEmbeddingTypeField:
@@ -76,7 +88,29 @@ def rename_legacy_tables(model: Any, load_config: Any) -> Any:
         def reverse_transform(self) -> WeightRenaming:
             return self  # matches nothing: no parameter of the model has the old name
 
-    if not any(_is_legacy(getattr(module, "config", None)) for module in model.modules()):
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    config = next(filter(_is_legacy, configs), None)
+    if config is None:
         return load_config
-    mapping = [LoadOnlyRenaming(LEGACY_TABLE, LEGACY_PARAMETER), *(load_config.weight_mapping or [])]
-    return dataclasses.replace(load_config, weight_mapping=mapping)
+    renaming: Any = LoadOnlyRenaming(LEGACY_TABLE, LEGACY_PARAMETER)
+    if config.stock_class.model_type in UNSCALED_MODEL_TYPES:
+        renaming = _scaled_renaming((config.hidden_size // config.num_attention_heads) ** 0.5, renaming)
+    return dataclasses.replace(load_config, weight_mapping=[renaming, *(load_config.weight_mapping or [])])
+
+
+def _scaled_renaming(factor: float, renaming: Any) -> Any:
+    """A renaming that multiplies the tables by a factor, since `shaw` divides its terms as it does the logits."""
+    from transformers.core_model_loading import ConversionOps, WeightConverter
+
+    class Scale(ConversionOps):
+        def convert(
+            self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+        ) -> dict[str, Any]:
+            ((tensor,),) = input_dict.values()
+            return {target_patterns[0]: tensor * factor}
+
+    class LoadOnlyConverter(WeightConverter):
+        def reverse_transform(self) -> Any:
+            return renaming
+
+    return LoadOnlyConverter(LEGACY_TABLE, LEGACY_PARAMETER, [Scale()])

@@ -20,8 +20,12 @@ from transformers import (
     BertForMaskedLM,
     BertModel,
 )
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_posenc
+from hf_posenc.patches.legacy import LEGACY_MODEL_TYPES
+from tests.support import tiny_models as tiny
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DIRECTORIES = {
@@ -191,3 +195,61 @@ def test_a_relative_bert_config_can_be_made_absolute() -> None:
     config.position_embedding_type = "absolute"
     assert type(config) is BertConfig
     assert type(AutoModel.from_config(config)) is BertModel
+
+
+@pytest.mark.parametrize("field", ["relative_key", "relative_key_query"])
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        name if name in ("albert", "roberta") else pytest.param(name, marks=pytest.mark.slow)
+        for name in LEGACY_MODEL_TYPES
+    ],
+)
+def test_other_encoders_match_the_formula_of_transformers_4(model_type: str, field: str, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 20, "max_position_embeddings": 16, "embedding_size": 12, "pad_token_id": 1}
+    stock = AutoModelForMaskedLM.from_config(AutoConfig.for_model(model_type, **sizes)).double().eval()
+    tiny.randomise(stock)
+    stock.save_pretrained(tmp_path)
+    generator, weights = torch.Generator().manual_seed(1), load_file(tmp_path / "model.safetensors")
+    projections = [name for name in weights if name.endswith(".query.weight")]
+    assert len(projections) == (1 if model_type == "albert" else 2)
+    tables = {
+        name.replace("query", "distance_embedding"): torch.randn(31, 8, generator=generator, dtype=torch.float64)
+        for name in projections
+    }
+    save_file({**weights, **tables}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "position_embedding_type": field}))
+    model, info = AutoModelForMaskedLM.from_pretrained(tmp_path, dtype=torch.float64, output_loading_info=True)
+    assert not any(info.values()), info
+    assert hf_posenc.inspect_checkpoint(tmp_path).problems == []
+    modules = {
+        id(stock.get_submodule(name.removesuffix(".distance_embedding.weight"))): t for name, t in tables.items()
+    }
+
+    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+        positions = torch.arange(query.shape[2])
+        rows = modules[id(module)][positions[:, None] - positions + 15]
+        relative = torch.einsum("bhld,lrd->bhlr", query, rows)
+        if field == "relative_key_query":
+            relative = relative + torch.einsum("bhrd,lrd->bhlr", key, rows)
+        # ALBERT did not scale the relative scores.
+        scores = (query @ key.transpose(-1, -2) + relative * (8**0.5 if model_type == "albert" else 1)) / 8**0.5
+        return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+    ALL_ATTENTION_FUNCTIONS.register("relative_of_v4", attention)
+    AttentionMaskInterface.register("relative_of_v4", lambda *args, **kwargs: None)
+    ids = torch.randint(2, 37, (2, 12), generator=generator)
+    with torch.no_grad():
+        for name, parameter in stock.named_parameters():
+            if name.endswith("position_embeddings.weight"):
+                parameter.zero_()
+        stock.set_attn_implementation("relative_of_v4")
+        expected = stock(ids).logits
+        torch.testing.assert_close(model.eval()(ids).logits, expected, rtol=0, atol=1e-9)
+        model.save_pretrained(tmp_path / "saved")
+        again = AutoModelForMaskedLM.from_pretrained(tmp_path / "saved", dtype=torch.float64).eval()
+        assert torch.equal(again(ids).logits, model(ids).logits)
+        next(iter(tables.values()))[15] += 0.1
+        assert (stock(ids).logits - expected).abs().max() > 1e-4
