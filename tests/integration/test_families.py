@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -42,17 +41,12 @@ def test_every_model_type_has_a_record() -> None:
         assert set(model_types) <= set(MODEL_TYPES), trait
 
 
-@pytest.mark.parametrize("model_type", families.MODEL_TYPES)
-def test_traits_are_as_declared(model_type: str) -> None:
-    """Reads the stock model, which the other tests rely on the table of traits for."""
-    record, model = ARCHITECTURES[model_type], families.model(model_type)
-    base = next(module for module in model.modules() if isinstance(module, record.base))
-    assert families.detect_traits(base) == families.traits(model_type)
-
-
 @families.numeric_settings
 def test_own_encoding_equals_stock_to_the_bit(model_type: str, dtype: torch.dtype, backend: str) -> None:
+    """And the traits of the stock model are those that the other tests are sampled by."""
     model = families.model(model_type, dtype=dtype, backend=backend)
+    base = next(module for module in model.modules() if isinstance(module, ARCHITECTURES[model_type].base))
+    assert families.detect_traits(base) == families.traits(model_type)
     expected = output(model, IDS)
     assert differ(expected, output(model, IDS.flip(1)).flip(1))  # the control: order matters
     hf_posenc.retrofit(model, families.scheme_for(model_type, OWN))
