@@ -52,6 +52,8 @@ class Architecture:
     """Whether its attention expects one angle per pair of features, not one per feature."""
     num_layers: str = "num_hidden_layers"
     """The config field with the number of layers that have weights of their own."""
+    scales_queries: bool = False
+    """Whether its attention scales queries itself, and asks the attention function not to."""
     layers_drop_kwargs: bool = False
     """Whether layers do not pass their keyword arguments on to attention."""
     rotates: Callable[[Any], bool] | None = None

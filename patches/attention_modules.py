@@ -73,6 +73,8 @@ class PosEncAttention(nn.Module):
     stock_class: ClassVar[type[nn.Module]]
     stock_eager: Callable[..., Any]
     """The architecture's own eager attention function."""
+    scales_queries: ClassVar[bool]
+    """Whether the stock forward scales queries itself."""
     argument_names: ClassVar[tuple[str, ...]]
     """The arguments of the stock forward."""
     cache_argument: ClassVar[str | None]
@@ -190,6 +192,7 @@ def attention_class(stock_class: type[nn.Module], architecture: Architecture) ->
         "architecture": architecture,
         "stock_class": stock_class,
         "stock_eager": staticmethod(eager),
+        "scales_queries": architecture.scales_queries,
         "argument_names": names,
         "cache_argument": next((name for name in CACHE_ARGUMENTS if name in names), None),
     }

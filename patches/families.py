@@ -76,7 +76,12 @@ _RECORDS = [
     _roberta_like("camembert"),
     _roberta_like("data2vec-text"),
     Architecture(
-        model_type="opt", base_name="OPTDecoder", table="embed_positions", first_row=lambda config: 2, extra_rows=2
+        model_type="opt",
+        base_name="OPTDecoder",
+        table="embed_positions",
+        first_row=lambda config: 2,
+        extra_rows=2,
+        scales_queries=True,
     ),
     Architecture(model_type="biogpt", table="embed_positions", first_row=lambda config: 2, extra_rows=2),
     Architecture(model_type="gpt_bigcode", layers="h", self_attention="attn", table="wpe"),

@@ -107,13 +107,15 @@ def posenc_attention_forward(
     **kwargs: Any,
 ) -> AttentionOutput:
     """Compute attention under the layer's schemes, on the backend of the model. `module` is a `PosEncAttention`."""
+    if posenc is None:
+        raise PosEncError(f"attn_implementation={ATTENTION_NAME!r} is internal; choose one of {SCORE_BACKENDS}")
+    if module.scales_queries and (isinstance(posenc, Projections) or posenc.score or posenc.value):
+        query, kwargs["scaling"] = query / module.scaling, module.scaling  # schemes add to what is scaled
     if isinstance(posenc, Projections):
         posenc.query_BHND, posenc.key_BGND = query, key
         posenc.scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
         posenc.softcap, posenc.sinks_H = kwargs.get("softcap"), kwargs.get("s_aux")
         raise ProjectionsDone
-    if posenc is None:
-        raise PosEncError(f"attn_implementation={ATTENTION_NAME!r} is internal; choose one of {SCORE_BACKENDS}")
     if kwargs.get("cache") is not None:
         raise PosEncError("hf_posenc does not support continuous batching (paged caches); use generate()")
     positions, backend = posenc.positions, posenc.positions.backend

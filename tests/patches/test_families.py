@@ -13,7 +13,7 @@ from transformers import conversion_mapping
 
 import hf_posenc
 from hf_posenc.errors import PosEncError
-from tests.support import families
+from tests.support import families, windows
 from tests.support import tiny_models as tiny
 from tests.support.families import TRAITS, assert_close, differ, output
 
@@ -110,6 +110,34 @@ def test_layers_of_albert_may_have_weights_of_their_own() -> None:
     outputs = [output(families.model("albert", scheme, num_hidden_groups=3), IDS) for scheme in schemes]
     assert torch.equal(outputs[0], outputs[1])
     assert differ(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_queries_that_opt_scales_itself_are_scaled_once(backend: str) -> None:
+    """Shaw with its query term, by definition: (q.k + q.a + k.a) / sqrt(d). The control leaves k.a unscaled."""
+    scheme = {"type": "shaw", "max_distance": 4, "values": False, "query_term": True}
+    model = families.model("opt", scheme, backend=backend, num_hidden_layers=1)
+    attention = model.decoder.layers[0].self_attn
+    table = attention.position_scheme["0"].keys
+    rows = 4 - (torch.arange(14) - torch.arange(14)[:, None]).clamp(-4, 4)
+    outputs = {}
+    for key_scaling in (attention.scaling, 1.0):
+
+        def reference(
+            module: Any, query: Any, key: Any, value: Any, *args: Any, factor: float = key_scaling, **kwargs: Any
+        ) -> Any:
+            scores = query @ key.mT + torch.einsum("bhqd,qkd->bhqk", query, table[rows])  # OPT's queries are scaled
+            scores = scores + factor * torch.einsum("bhkd,qkd->bhqk", key, table[rows])
+            scores = scores.masked_fill(torch.ones(14, 14).triu(1).bool(), -torch.inf)
+            return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+        stock = families.model("opt", num_hidden_layers=1)
+        with torch.no_grad():
+            stock.decoder.embed_positions.weight.zero_()
+        with windows.attention_function(stock, reference):
+            outputs[key_scaling] = output(stock, IDS)
+    assert_close(output(model, IDS), outputs[attention.scaling])
+    assert differ(output(model, IDS), outputs[1.0])
 
 
 CONVERSIONS = {

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -189,6 +189,17 @@ def without_rotation(model: Any) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def attention_function(model: Any, function: Callable[..., Any]) -> Iterator[None]:
+    """Replace the attention function of a stock model, which then gets no mask."""
+    ALL_ATTENTION_FUNCTIONS.register("reference", function)
+    model.config._attn_implementation = "reference"
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS._global_mapping.pop("reference")
+
+
 def reference_output(
     model_type: str, name: str, variant: Any, batch: Layout, ids: torch.Tensor, in_window: bool
 ) -> torch.Tensor:
@@ -198,10 +209,5 @@ def reference_output(
     causal = ARCHITECTURES[model_type].is_causal(stock.config)
     windowed_layers = WINDOWED_LAYERS[model_type] if in_window else []
     reference = Reference(name, dict(variant.named_parameters()), batch, causal, windowed_layers)
-    ALL_ATTENTION_FUNCTIONS.register("reference", reference.attention)
-    stock.config._attn_implementation = "reference"
-    try:
-        with without_rotation(stock):
-            return families.output(stock, ids, **({"use_cache": False} if causal else {}))
-    finally:
-        ALL_ATTENTION_FUNCTIONS._global_mapping.pop("reference")
+    with without_rotation(stock), attention_function(stock, reference.attention):
+        return families.output(stock, ids, **({"use_cache": False} if causal else {}))
