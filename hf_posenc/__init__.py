@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .patches import patched as patched
     from .patches import restore as restore
     from .patches import retrofit as retrofit
+    from .patches import support as support
     from .registry import list_schemes as list_schemes
     from .registry import register_scheme as register_scheme
     from .training import fit as fit
@@ -47,6 +48,7 @@ _MODULES = {
     "register_scheme": "registry",
     "restore": "patches",
     "retrofit": "patches",
+    "support": "patches",
 }
 _SUBPACKAGES = ("analysis", "checkpoints", "evaluation", "models", "patches", "plots", "schemes", "training")
 __all__ = sorted(_MODULES)

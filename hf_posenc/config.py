@@ -186,6 +186,7 @@ def _make_variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreT
         "__qualname__": name,
         "__doc__": f"{stock_class.__name__} with a `position_scheme`.",
         "__annotations__": {},
+        "_auto_class": None,  # remote code sets it on stock classes, whose source files must not be saved
         "model_type": model_type,
         "stock_class": stock_class,
     }
@@ -200,7 +201,17 @@ def __getattr__(name: str) -> Any:
     for model_type in MODEL_TYPES:
         if name == f"PosEnc{CONFIG_MAPPING_NAMES.get(model_type)}":
             return install_field(stock_config_class(model_type))
+    if name.startswith("PosEnc"):
+        raise PosEncError(unknown_variant(name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def unknown_variant(name: str) -> str:
+    """What to do about a variant class that a pickle or a saved variant asks for in vain."""
+    return (
+        f"{name} is a variant of a model type that this process does not know. If it was enabled by hf_posenc.support, "
+        "call hf_posenc.support with the stock model or its config before you load the variant"
+    )
 
 
 def install_field(stock_class: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
@@ -221,6 +232,19 @@ def install_field(stock_class: type[PreTrainedConfig]) -> type[PreTrainedConfig]
 
         stock_class.__new__ = staticmethod(__new__)  # type: ignore[assignment]
     return variant
+
+
+def uninstall_field(stock_class: type[PreTrainedConfig]) -> None:
+    """Undo `install_field`, for a config class whose models turned out not to be supported."""
+    with _lock:
+        variant = _variant_config_classes.pop(stock_class, None)
+        if variant is not None:
+            del stock_class.position_scheme
+            # Deleting it would leave CPython's slot behind, which then refuses the arguments of the constructor.
+            stock_new: Any = lambda cls, *args, **kwargs: super(stock_class, cls).__new__(cls)  # noqa: E731
+            stock_class.__new__ = staticmethod(stock_new)
+            globals().pop(variant.__name__, None)
+            globals().update({cls.__name__: cls for cls in _variant_config_classes.values()})  # of the same name
 
 
 def _run_scheme_set_hooks(stock_class: type[PreTrainedConfig]) -> None:

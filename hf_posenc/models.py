@@ -9,9 +9,13 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
+    from .config import unknown_variant
+    from .errors import PosEncError
     from .patches.auto_classes import variant_by_name
 
     variant = variant_by_name(name)
+    if variant is None and name.startswith("PosEnc"):
+        raise PosEncError(unknown_variant(name))
     if variant is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return variant

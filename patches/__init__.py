@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .live_models import patched as patched
     from .live_models import restore as restore
     from .live_models import retrofit as retrofit
+    from .model_support import Support as Support
+    from .model_support import support as support
     from .variants import PosEncBaseModel as PosEncBaseModel
     from .variants import PosEncModel as PosEncModel
     from .variants import base_models as base_models
@@ -44,6 +46,7 @@ _MODULES = {
     "PosEncBaseModel": "variants",
     "PosEncModel": "variants",
     "SchemePlan": "attach",
+    "Support": "model_support",
     "architecture_of": "live_models",
     "base_models": "variants",
     "build_explanation": "explanation",
@@ -58,6 +61,7 @@ _MODULES = {
     "rename_legacy_tables": "legacy",
     "restore": "live_models",
     "retrofit": "live_models",
+    "support": "model_support",
     "with_scheme": "attach",
 }
 __all__ = sorted(_MODULES)

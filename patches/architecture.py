@@ -63,14 +63,22 @@ class Architecture:
     """Supplies what the stock forward would otherwise read from buffers of the trained length."""
     check_config: Callable[[Any], None] = lambda config: None
     """Raises PosEncError for settings that bypass the attention function."""
+    own_config: type[PreTrainedConfig] | None = None
+    """The config class, if `hf_posenc.support` found it; None: that of transformers for the model type."""
+    own_base: type[PreTrainedModel] | None = None
+    """The base class, if `hf_posenc.support` found it."""
+    own_heads: tuple[tuple[str, type[PreTrainedModel]], ...] = ()
+    """Model classes by Auto class, where the Auto classes do not know them."""
 
     @functools.cached_property
     def config_class(self) -> type[PreTrainedConfig]:
-        return stock_config_class(self.model_type)
+        return self.own_config or stock_config_class(self.model_type)
 
     @functools.cached_property
     def base(self) -> type[PreTrainedModel]:
         """The class of the model without a head."""
+        if self.own_base is not None:
+            return self.own_base
         base = base_model_class(self.config_class)
         return getattr(sys.modules[base.__module__], self.base_name) if self.base_name else base
 

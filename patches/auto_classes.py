@@ -12,9 +12,17 @@ from hf_posenc.config import auto_class_names, variant_config_class
 from hf_posenc.model_types import config_module
 
 from .attention_modules import attention_class, cross_attention_class, layer_class
-from .compat import auto_mappings, register_in_mapping, registered_auto_classes, share_weight_conversions
+from .compat import (
+    auto_mappings,
+    mapping_of_auto_class,
+    register_in_mapping,
+    registered_auto_classes,
+    share_weight_conversions,
+    unregister_in_mapping,
+    unshare_weight_conversions,
+)
 from .families import ARCHITECTURES
-from .variants import install_save_guard, install_variants, variant_class
+from .variants import forget_variant_classes, install_save_guard, install_variants, variant_class
 
 _lock = threading.RLock()
 
@@ -28,8 +36,11 @@ def register_variants(stock_config: type[PreTrainedConfig]) -> None:
         install_variants()
         install_save_guard()
         class_names: dict[str, str] = {}
-        for mapping in auto_mappings(architecture.model_type):
-            stock_classes = mapping[stock_config]
+        heads: list[tuple[Any, Any]] = [
+            (mapping_of_auto_class(name), stock_class) for name, stock_class in architecture.own_heads
+        ]
+        heads += [(mapping, mapping[stock_config]) for mapping in auto_mappings(stock_config)]
+        for mapping, stock_classes in heads:
             stock_classes = stock_classes if isinstance(stock_classes, tuple) else (stock_classes,)
             variants = tuple(variant_class(architecture, cls) for cls in stock_classes)
             register_in_mapping(mapping, config_class, variants)
@@ -41,17 +52,29 @@ def register_variants(stock_config: type[PreTrainedConfig]) -> None:
         auto_class_names[config_class] = names
 
 
+def unregister_variants(stock_config: type[PreTrainedConfig]) -> None:
+    """Undo `register_variants`."""
+    architecture, config_class = ARCHITECTURES[stock_config.model_type], variant_config_class(stock_config)
+    with _lock:
+        for mapping in auto_mappings():
+            unregister_in_mapping(mapping, config_class)
+        names = forget_variant_classes(architecture)
+        unshare_weight_conversions([config_class.model_type, *names])
+        auto_class_names.pop(config_class, None)
+
+
 def variant_by_name(name: str) -> Any:
     """The variant's config, model or attention class by its name, such as `PosEncGPT2LMHeadModel`; None if unknown."""
     stock_name = name.removeprefix("PosEnc")
     for architecture in ARCHITECTURES.values() if stock_name != name else ():
-        folder = config_module(architecture.model_type).split(".")[2]
-        if not stock_name.lower().replace("_", "").startswith(folder.replace("_", "")):
+        folder = config_module(architecture.model_type).split(".")[2].replace("_", "")
+        if architecture.own_base is None and not stock_name.lower().replace("_", "").startswith(folder):
             continue  # do not import the modules of other families
         if stock_name == architecture.config_class.__name__:
             register_variants(architecture.config_class)
             return variant_config_class(architecture.config_class)
-        stock_class = getattr(sys.modules[architecture.base.__module__], stock_name, None)
+        heads = {head.__name__: head for _, head in architecture.own_heads}
+        stock_class = heads.get(stock_name) or getattr(sys.modules.get(architecture.base.__module__), stock_name, None)
         if isinstance(stock_class, type) and issubclass(stock_class, architecture.family):
             register_variants(architecture.config_class)
             return variant_class(architecture, stock_class)

@@ -40,11 +40,21 @@ class AttentionConfig:
         setattr(self.stock_config, name, value)
 
 
+PROBE_NAME = "hf_posenc_probe"
+
+
+class ProbeConfig(AttentionConfig):
+    """A view of a config that names the attention function which records its calls."""
+
+    _attn_implementation = PROBE_NAME
+
+
 class ModelHooks:
     """The private methods of `PreTrainedModel` that variants override, as calls of public ones."""
 
     stock_class: ClassVar[Any]
     _supports_flex_attn = True
+    _auto_class = None  # remote code sets it on stock classes, whose source files must not be saved with a variant
     _keys_to_ignore_on_load_missing: Any
     _keys_to_ignore_on_load_unexpected: Any
 
@@ -201,6 +211,16 @@ def predicts_tokens(model_class: type[PreTrainedModel]) -> bool:
     return bool(model_class._tied_weights_keys)
 
 
+def unshare_weight_conversions(names: Iterable[str]) -> None:
+    """Undo `share_weight_conversions` for some variants."""
+    from transformers import conversion_mapping
+
+    for name in names:
+        if name in conversion_mapping.USER_REGISTERED_MAPPINGS:
+            conversion_mapping.USER_REGISTERED_MAPPINGS.discard(name)
+            conversion_mapping._checkpoint_conversion_mapping_cache.pop(name, None)
+
+
 def was_loaded(model: PreTrainedModel) -> bool:
     """Whether `from_pretrained` filled the model, rather than only its config having been read."""
     return "_weight_conversions" in vars(model)
@@ -244,14 +264,32 @@ def set_extra_configs(module: types.ModuleType, configs: dict[str, Any]) -> None
     module.CONFIG_MAPPING._extra_content = configs
 
 
-def auto_mappings(model_type: str) -> Iterator[Any]:
-    """The mappings from config class to model class, one per kind of head, that have a model type."""
+def forget_config(model_type: str) -> None:
+    """Undo `AutoConfig.register`."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    CONFIG_MAPPING._extra_content.pop(model_type, None)
+
+
+def auto_mappings(config_class: type[PreTrainedConfig] | None = None) -> Iterator[Any]:
+    """The mappings from config class to model class, one per kind of head; those that have a config class, or all."""
     from transformers.models.auto import modeling_auto
     from transformers.models.auto.auto_factory import _LazyAutoMapping
 
     for value in vars(modeling_auto).values():
-        if isinstance(value, _LazyAutoMapping) and model_type in value._model_mapping:
+        if isinstance(value, _LazyAutoMapping) and (
+            config_class is None
+            or config_class.model_type in value._model_mapping
+            or config_class in value._extra_content
+        ):
             yield value
+
+
+def mapping_of_auto_class(name: str) -> Any:
+    """The mapping behind an Auto class, such as `AutoModelForCausalLM`; None if there is no such class."""
+    from transformers.models.auto import modeling_auto
+
+    return getattr(getattr(modeling_auto, name, None), "_model_mapping", None)
 
 
 def register_in_mapping(mapping: Any, config_class: type[PreTrainedConfig], classes: tuple[type, ...]) -> None:
@@ -262,6 +300,22 @@ def register_in_mapping(mapping: Any, config_class: type[PreTrainedConfig], clas
     names = tuple(cls.__name__ for cls in classes)
     mapping.register(config_class, classes if len(classes) > 1 else classes[0], exist_ok=True)
     mapping._model_mapping[config_class.model_type] = names if len(names) > 1 else names[0]
+
+
+def unregister_in_mapping(mapping: Any, config_class: type[PreTrainedConfig]) -> None:
+    """Undo `register_in_mapping`."""
+    mapping._extra_content.pop(config_class, None)
+    mapping._model_mapping.pop(config_class.model_type, None)
+
+
+def model_from_config(model_class: type[PreTrainedModel], config: PreTrainedConfig, backend: str) -> PreTrainedModel:
+    """Build a model with an attention backend."""
+    return model_class._from_config(config, attn_implementation=backend)
+
+
+def supports_sdpa(model_class: type[PreTrainedModel]) -> bool:
+    """Whether a model class says that it has SDPA attention."""
+    return bool(model_class._supports_sdpa)
 
 
 def registered_auto_classes(config_class: type[PreTrainedConfig]) -> dict[str, str]:

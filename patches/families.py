@@ -13,8 +13,8 @@ from hf_posenc.model_types import VARIANT_PREFIX
 from .architecture import Architecture
 
 
-def _fill_token_types(inputs: dict[str, Any]) -> None:
-    # Without token types, BERT's embeddings read a buffer as long as the trained length.
+def fill_token_types(inputs: dict[str, Any]) -> None:
+    """Supply token types: without them, BERT's embeddings read a buffer as long as the trained length."""
     if inputs.get("token_type_ids") is None:
         inputs["token_type_ids"] = torch.zeros_like(token_like(inputs), dtype=torch.long)
 
@@ -36,7 +36,7 @@ def _bert_like(model_type: str, **fields: Any) -> Architecture:
         "table": "embeddings.position_embeddings",
         "constant": "embeddings.token_type_embeddings",
         "is_causal": lambda config: getattr(config, "is_decoder", False),
-        "fill_inputs": _fill_token_types,
+        "fill_inputs": fill_token_types,
     }
     return Architecture(model_type=model_type, **{**defaults, **fields})
 

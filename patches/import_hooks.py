@@ -16,6 +16,7 @@ from typing import Any
 
 from hf_posenc.model_types import MODEL_TYPES, VARIANT_PREFIX, config_module
 
+TOKENIZERS_MODULE, PEFT_MODULE = "transformers.models.auto.tokenization_auto", "peft.utils.constants"
 ImportHook = Callable[[types.ModuleType], None]
 
 
@@ -78,8 +79,8 @@ def install() -> None:
     for model_type in MODEL_TYPES:
         after_import(config_module(model_type), _patch_configs)
     after_import("transformers.models.auto.configuration_auto", _patch_auto_config)
-    after_import("transformers.models.auto.tokenization_auto", _patch_tokenizers)
-    after_import("peft.utils.constants", _patch_peft)
+    after_import(TOKENIZERS_MODULE, _patch_tokenizers)
+    after_import(PEFT_MODULE, _patch_peft)
 
 
 def _patch_configs(module: types.ModuleType) -> None:
@@ -149,16 +150,44 @@ def _patch_auto_config(module: types.ModuleType) -> None:
 
 def _patch_tokenizers(module: types.ModuleType) -> None:
     """A variant has the tokenizer of its stock architecture."""
-    names = module.TOKENIZER_MAPPING_NAMES
-    for stock_type in MODEL_TYPES:
-        if stock_type in names:
-            names[VARIANT_PREFIX + stock_type] = names[stock_type]
+    _share_entries(module.TOKENIZER_MAPPING_NAMES)
 
 
 def _patch_peft(module: types.ModuleType) -> None:
     """PEFT chooses default target modules by model_type: a variant has those of its stock architecture."""
-    for table in vars(module).values():
-        if isinstance(table, dict):
-            for stock_type in MODEL_TYPES:
-                if stock_type in table:
-                    table.setdefault(VARIANT_PREFIX + stock_type, table[stock_type])
+    for table in _peft_tables(module):
+        _share_entries(table)
+
+
+def _peft_tables(module: types.ModuleType) -> list[dict[str, Any]]:
+    return [table for table in vars(module).values() if isinstance(table, dict)]
+
+
+def _share_entries(table: dict[str, Any]) -> None:
+    """Give the variants the entries of their stock model types."""
+    for stock_type in MODEL_TYPES:
+        if stock_type in table:
+            table.setdefault(VARIANT_PREFIX + stock_type, table[stock_type])
+
+
+def register_model_type() -> None:
+    """Follow up on a model type that was added to `MODEL_TYPES` after `install`."""
+    from hf_posenc.config import scheme_set_hooks
+
+    if _register_variants not in scheme_set_hooks:
+        scheme_set_hooks.append(_register_variants)
+    for table in _tables():
+        _share_entries(table)
+
+
+def forget_model_type(model_type: str) -> None:
+    """Undo `register_model_type` for a model type."""
+    for table in _tables():
+        table.pop(VARIANT_PREFIX + model_type, None)
+
+
+def _tables() -> list[dict[str, Any]]:
+    """The tables by model type that are imported so far; hooks take care of the others."""
+    tokenizers, peft = (sys.modules.get(name) for name in (TOKENIZERS_MODULE, PEFT_MODULE))
+    tables = [] if tokenizers is None else [tokenizers.TOKENIZER_MAPPING_NAMES]
+    return tables if peft is None else [*tables, *_peft_tables(peft)]

@@ -178,6 +178,17 @@ def variant_class(architecture: Architecture, stock_class: type[PreTrainedModel]
         return _variant_classes[stock_class]
 
 
+def forget_variant_classes(architecture: Architecture) -> list[str]:
+    """Forget the variants of an architecture that is not supported after all; their names."""
+    with _lock:
+        variants = {
+            stock: variant for stock, variant in _variant_classes.items() if variant.architecture is architecture
+        }
+        for stock_class in variants:
+            del _variant_classes[stock_class]
+    return [variant.__name__ for variant in variants.values()]
+
+
 def _make_variant_class(architecture: Architecture, stock_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
     is_base = issubclass(stock_class, architecture.base)
     name = f"PosEnc{stock_class.__name__}"
