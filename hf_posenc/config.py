@@ -115,8 +115,7 @@ class VariantConfig:
     def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:
         """Write config.json with the sentinel that stock classes refuse, and the remote-code module next to it."""
         values = json.loads(self.to_json_string(use_diff))  # type: ignore[attr-defined]
-        values[SENTINEL_VALUES_KEY] = {field: values[field] for field in SENTINEL_FIELDS if field in values}
-        values.update(dict.fromkeys(values[SENTINEL_VALUES_KEY], SENTINEL))
+        add_sentinel(values)
         _run_scheme_set_hooks(self.stock_class)  # an unpickled config has not been through the constructor
         names = auto_class_names[type(self)]
         values["auto_map"] = {auto: f"{REMOTE_CODE_MODULE}.{name}" for auto, name in names.items()}
@@ -133,6 +132,12 @@ class VariantConfig:
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
         """Do nothing: variants are saved with a module that imports this package, never with copies of its files."""
+
+
+def add_sentinel(values: dict[str, Any]) -> None:
+    """Put the sentinel into the values of a config.json, and the values that it replaces next to it."""
+    values[SENTINEL_VALUES_KEY] = {field: values[field] for field in SENTINEL_FIELDS if field in values}
+    values.update(dict.fromkeys([SENTINEL_FIELDS[0], *values[SENTINEL_VALUES_KEY]], SENTINEL))
 
 
 def is_hub_id(name: str | os.PathLike[str]) -> bool:
@@ -168,6 +173,9 @@ def _make_variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreT
     def __init__(self: Any, **kwargs: Any) -> None:
         sentinel_values = kwargs.pop(SENTINEL_VALUES_KEY, None)
         if isinstance(sentinel_values, dict):  # read back from config.json
+            kwargs = {
+                name: value for name, value in kwargs.items() if value != SENTINEL
+            }  # written with defaults left out
             kwargs.update({field: sentinel_values[field] for field in SENTINEL_FIELDS if field in sentinel_values})
         kwargs.pop("auto_map", None)
         from_checkpoint = kwargs.pop("model_type", None) == model_type

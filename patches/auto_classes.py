@@ -22,7 +22,8 @@ from .compat import (
     unshare_weight_conversions,
 )
 from .families import ARCHITECTURES
-from .variants import forget_variant_classes, install_save_guard, install_variants, variant_class
+from .saving import install_save_guard
+from .variants import forget_variant_classes, install_variants, variant_class
 
 _lock = threading.RLock()
 

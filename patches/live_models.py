@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.config import VariantConfig
 from hf_posenc.errors import PosEncError
@@ -17,11 +18,11 @@ from .architecture import Architecture
 from .attach import attach, detach, init_live_weights, plan_schemes, with_scheme
 from .compat import checkpoint_name, set_checkpoint_name, swap_class, was_loaded
 from .families import find_architecture
+from .saving import install_save_guard
 from .variants import (
     PosEncBaseModel,
     PosEncModel,
     base_models,
-    install_save_guard,
     install_variants,
     patched_scheme,
     variant_class,
@@ -47,10 +48,24 @@ def architecture_of(model: nn.Module) -> Architecture:
     if architecture is not None and isinstance(model, architecture.family):
         return architecture
     config_name, model_type = type(config).__name__, getattr(config, "model_type", "")
+    part = _supported_part(model) if isinstance(model, PreTrainedModel) else None
+    if part is not None:
+        raise PosEncError(
+            f"{type(model).__name__} is not supported as a whole, but its part model.{part} is: pass that"
+        )
     raise PosEncError(
         f"{type(model).__name__} with a {config_name} is not supported (model type {model_type!r}); docs/families.md "
         "lists what is. Unwrap a compiled, parallel or PEFT model first"
     )
+
+
+def _supported_part(model: PreTrainedModel) -> str | None:
+    """The path of the first part of a model that is supported by itself: the text model of a multimodal one."""
+    for path, module in model.named_modules():
+        architecture = find_architecture(getattr(module, "config", None))
+        if architecture is not None and isinstance(module, architecture.base):
+            return path
+    return None
 
 
 def retrofit(model: Model, position_scheme: PositionScheme) -> Model:
@@ -60,7 +75,8 @@ def retrofit(model: Model, position_scheme: PositionScheme) -> Model:
     is left as it was.
 
     Args:
-        model: A stock model of a supported architecture.
+        model: A stock model of a supported architecture, also one that is part of another model: after
+            `retrofit(model.model.language_model, ...)`, Gemma 3 is saved and loaded with the scheme.
         position_scheme: A scheme name, a dict with a `type` and options, or a list of these.
 
     Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.attention import ResolvedPositions, annotate_caches, check_backend, resolve_positions, token_like
@@ -270,45 +269,3 @@ def _class_to_build(cls: type[PreTrainedModel], config: object) -> type[PreTrain
             f"build it outside hf_posenc.patched, or with a {architecture.config_class.__name__}"
         )
     return variant_class(architecture, cls)
-
-
-def install_save_guard() -> None:
-    """Refuse to save a model whose config does not name its scheme. Inert for stock models; idempotent."""
-    stock = PreTrainedModel.save_pretrained
-    if hasattr(stock, "guarded_by_posenc"):
-        return
-
-    @functools.wraps(stock)
-    def save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        check_saved_config(self)
-        return stock(self, *args, **kwargs)
-
-    save_pretrained.guarded_by_posenc = True  # type: ignore[attr-defined]
-    PreTrainedModel.save_pretrained = save_pretrained
-
-
-def check_saved_config(model: PreTrainedModel) -> None:
-    """Refuse to write a config that does not describe the model: it would load as another one."""
-    bases = base_models(model)
-    if isinstance(model.config, VariantConfig) and not bases:
-        raise PosEncError(
-            f"config.position_scheme is {model.config.position_scheme!r}, but the model was built without it. Change a "
-            "live model with hf_posenc.retrofit, or build a new one from the config"
-        )
-    saved = [config.position_scheme for config in _nested_configs(model.config) if isinstance(config, VariantConfig)]
-    for base in bases:
-        scheme = base.posenc.position_scheme
-        if scheme not in saved:
-            raise PosEncError(
-                f"{type(base).__name__} inside {type(model).__name__} has the position scheme {scheme!r}, but the "
-                "config that would be saved does not name it, so the model would load without it. Retrofit the whole "
-                "model instead of a part, or build it from configs with a position_scheme"
-            )
-
-
-def _nested_configs(config: object) -> Iterator[PreTrainedConfig]:
-    """A config and those nested in it."""
-    if isinstance(config, PreTrainedConfig):
-        yield config
-        for value in vars(config).values():
-            yield from _nested_configs(value)
