@@ -112,15 +112,15 @@ def push_model(source: str, repo: str, scheme: Any = None, seed: int = 0, **opti
     return seen(model)
 
 
-def pull(repo: str, plugin: bool = True, **options: Any) -> dict[str, Any]:
+def pull(repo: str, plugin: bool = True, auto_class: str = "AutoModelForCausalLM", **options: Any) -> dict[str, Any]:
     """Load a model and return its fingerprint; with `plugin=False`, without ever importing the plugin."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     if plugin:
         import hf_posenc  # noqa: F401
     else:
         assert "hf_posenc" not in sys.modules
-    model = AutoModelForCausalLM.from_pretrained(repo, **options)
+    model = getattr(transformers, auto_class).from_pretrained(repo, **options)
     return {**seen(model), "base_model": getattr(model.config, "posenc_base_model", None)}
 
 
