@@ -5,48 +5,23 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from transformers.configuration_utils import PreTrainedConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.errors import PosEncError
 
 from .architecture import Architecture
-from .compat import PROBE_NAME, ProbeConfig
 from .families import fill_token_types
+from .probing import AttentionCall, TableReads, probe_tokens, probing, record_calls
 from .tiny_configs import tested_only
 
 SIZE_FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 Build = Callable[..., PreTrainedModel]
 """Builds the tiny model, with changes to its config."""
-
-
-class AttentionCall(NamedTuple):
-    """One call of the attention interface."""
-
-    module: nn.Module
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    kwargs: dict[str, Any]
-
-
-class TableRead(NamedTuple):
-    """One lookup in an embedding table."""
-
-    weight: torch.Tensor
-    rows: torch.Tensor
-
-
-def probe_tokens(length: int = 14) -> torch.Tensor:
-    """Token ids that cannot be mistaken for positions."""
-    return (torch.arange(2 * length).view(2, length) * 23 + 7) % 50 + 8
 
 
 def detect(model_type: str, build: Build) -> tuple[Architecture, PreTrainedModel]:
@@ -127,52 +102,11 @@ def _check_cache(base: Any) -> None:
         return
     start, rest = probe_tokens().split([6, 8], dim=1)
     cache = base(input_ids=start, use_cache=True).past_key_values
-    with _probing(base) as calls:
+    with probing(base) as calls:
         base(input_ids=rest, past_key_values=cache, use_cache=True)
     for layer, call in enumerate(calls):
         if call.key.shape[2] <= rest.shape[1]:
             raise PosEncError(f"layer {layer} does not update the cache before it calls the attention function")
-
-
-@contextlib.contextmanager
-def _probing(model: nn.Module) -> Iterator[list[AttentionCall]]:
-    """Record the calls of the attention interface by modules of a model."""
-    modules = [
-        module
-        for module in model.modules()
-        if isinstance(getattr(module, "config", None), PreTrainedConfig) and not isinstance(module, PreTrainedModel)
-    ]
-    token = _calls.set([])
-    for module in modules:
-        module.config = ProbeConfig(module.config)  # type: ignore[assignment]
-    try:
-        yield _calls.get()
-    finally:
-        for module in modules:
-            module.config = module.config.stock_config  # type: ignore[union-attr]
-        _calls.reset(token)
-
-
-def _probe(module: nn.Module, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
-    """The attention function that records its calls."""
-    _calls.get().append(AttentionCall(module, query, key, value, dict(kwargs)))
-    kwargs.pop("posenc", None)
-    return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **kwargs)
-
-
-ALL_ATTENTION_FUNCTIONS.register(PROBE_NAME, _probe)
-_calls: ContextVar[list[AttentionCall]] = ContextVar("calls")
-
-
-@torch.no_grad()
-def record_calls(model: nn.Module, **inputs: Any) -> list[AttentionCall]:
-    """Run a model, and return its calls of the attention interface."""
-    with _probing(model) as calls:
-        try:
-            model(input_ids=probe_tokens(), **inputs)
-        except Exception as error:
-            raise PosEncError(f"a tiny model does not run: {type(error).__name__}: {error}") from error
-    return calls
 
 
 def _base_model(model: PreTrainedModel, attentions: list[nn.Module]) -> PreTrainedModel:
@@ -307,7 +241,7 @@ def _path_in(model: nn.Module, base: type) -> str:
 @torch.no_grad()
 def _find_table(base: nn.Module, **inputs: Any) -> tuple[str, int]:
     """The path to the embedding that is read in order of the positions, and the first row that is read."""
-    with _TableReads() as mode:
+    with TableReads() as mode:
         base(input_ids=probe_tokens(), **inputs)
     tables = {}
     for weight, rows in mode.reads:
@@ -322,19 +256,6 @@ def _find_table(base: nn.Module, **inputs: Any) -> tuple[str, int]:
     if len(found) != 1:
         raise PosEncError(f"it has {len(found)} position tables, and no rotation that layers receive; expected one")
     return found[0]
-
-
-class _TableReads(TorchFunctionMode):
-    """Records lookups in embedding tables."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[TableRead] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is nn.functional.embedding:
-            self.reads.append(TableRead(rows=args[0], weight=args[1]))
-        return func(*args, **(kwargs or {}))
 
 
 def _constant(value: Any) -> Callable[[Any], Any]:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import inspect
-import re
-import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
@@ -25,21 +21,14 @@ from hf_posenc.model_types import MODEL_TYPES, VARIANT_PREFIX
 
 from .architecture import Architecture
 from .auto_classes import register_variants, unregister_variants
-from .compat import (
-    auto_mappings,
-    base_model_class,
-    checkpoint_name,
-    forget_config,
-    mapping_of_auto_class,
-    model_from_config,
-    supports_sdpa,
-)
+from .candidates import Candidate, config_class_of, find_candidate, head_to_test, heads_by_name, is_own
+from .compat import forget_config, model_from_config, supports_sdpa
 from .detection import detect
 from .families import ARCHITECTURES
 from .import_hooks import forget_model_type, register_model_type
 from .self_test import TestBench, randomize, run_self_test
 from .tiny_configs import tiny_config
-from .variants import PosEncModel, patched_scheme
+from .variants import patched_scheme
 
 BACKENDS = ("sdpa", "eager")
 MAX_PARAMETERS = 20_000_000
@@ -65,17 +54,6 @@ class Support:
         return f"{self.model_type} is supported ({parts}); passed: {', '.join(self.checks)}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A model type to be tested."""
-
-    config: PreTrainedConfig
-    """With the settings to test."""
-    model_class: type[PreTrainedModel]
-    heads: tuple[tuple[str, type[PreTrainedModel]], ...] = ()
-    """Model classes by Auto class, of types that are not transformers' own."""
-
-
 _supported: dict[str, Support] = {}
 
 
@@ -88,8 +66,9 @@ def support(
 
     Works for models that call transformers' attention interface, remote code included. The parts of the model are found
     by running a tiny, randomly initialized one, and then checked: the own encoding must equal the stock model to the
-    bit, schemes must act in every layer, cached decoding must equal the full forward pass, padding must not matter, and
-    variants must load as they were saved. Nothing is enabled unless all of it holds. It takes a few seconds.
+    bit, schemes must act in every layer, cached decoding must equal the full forward pass, neither padding nor packing
+    may matter, and variants must load as they were saved. Nothing is enabled unless all of it holds. It takes a few
+    seconds.
 
     A name tests the default settings of the type; a config or model tests its own settings. A process that loads a
     saved variant of the type must call `support` first.
@@ -109,7 +88,7 @@ def support(
         >>> hf_posenc.support("ministral")
         >>> model = AutoModelForCausalLM.from_pretrained("my/ministral", position_scheme="alibi")
     """
-    config_class = _config_class(model_or_type)
+    config_class = config_class_of(model_or_type)
     model_type = config_class.model_type
     known = ARCHITECTURES.get(model_type)
     if known is not None:
@@ -123,7 +102,7 @@ def support(
         return _supported.get(model_type) or Support(model_type, known)
     try:
         with _undisturbed():
-            report = _test(model_type, _candidate(model_or_type, config_class, trust_remote_code))
+            report = _test(model_type, find_candidate(model_or_type, config_class, trust_remote_code))
     except PosEncError as error:
         raise PosEncError(f"hf_posenc cannot support model type {model_type!r}: {error}") from error.__cause__
     _supported[model_type] = report
@@ -145,9 +124,10 @@ def _test(model_type: str, candidate: Candidate) -> Support:
         raise
     except Exception as error:
         raise PosEncError(f"its parts were not found: {type(error).__name__}: {error}") from error
-    if not _is_own(candidate.model_class):
-        architecture = dataclasses.replace(architecture, own_heads=candidate.heads or _heads_by_name(architecture))
-    head = _head_to_test(architecture, candidate)
+    _check_base_class(architecture)
+    if not is_own(candidate.model_class):
+        architecture = dataclasses.replace(architecture, own_heads=candidate.heads or heads_by_name(architecture))
+    head = head_to_test(architecture, candidate)
     model = _build(head, candidate.config, backends[0])
     _register(architecture)
     try:
@@ -172,6 +152,17 @@ def _check_kind(config: PreTrainedConfig) -> None:
             raise PosEncError("it has recurrent (Mamba) layers, which know the order of tokens by themselves")
 
 
+def _check_base_class(architecture: Architecture) -> None:
+    """Refuse base classes of another model type: their variants belong to that one."""
+    other_type = getattr(architecture.base.config_class, "model_type", None)
+    if other_type != architecture.model_type:
+        name = architecture.base.__name__
+        raise PosEncError(
+            f"its layers are in a {name}, whose config_class has the model type {other_type!r}; use a subclass of "
+            f"{name} with config_class = {architecture.config_class.__name__}"
+        )
+
+
 def _build(
     model_class: type[PreTrainedModel], prototype: PreTrainedConfig, backend: str, **changes: Any
 ) -> PreTrainedModel:
@@ -191,98 +182,6 @@ def _build(
         raise PosEncError(f"no tiny model can be built: {type(error).__name__}: {error}") from error
     randomize(model)
     return model
-
-
-def _config_class(model_or_type: Any) -> type[PreTrainedConfig]:
-    """The config class of whatever was given."""
-    if isinstance(model_or_type, str):
-        if model_or_type not in CONFIG_MAPPING:
-            raise PosEncError(
-                f"Unknown model type {model_or_type!r}; for remote code, give its config or model instead of its name"
-            )
-        return CONFIG_MAPPING[model_or_type]
-    if isinstance(model_or_type, PosEncModel):
-        return model_or_type.architecture.config_class
-    if isinstance(model_or_type, PreTrainedModel):
-        return type(model_or_type.config)
-    if isinstance(model_or_type, PreTrainedConfig):
-        return getattr(model_or_type, "stock_class", type(model_or_type))
-    config_class: Any = model_or_type
-    if inspect.isclass(config_class) and issubclass(config_class, PreTrainedModel):
-        config_class = config_class.config_class  # type: ignore[attr-defined]
-    if inspect.isclass(config_class) and issubclass(config_class, PreTrainedConfig):
-        if config_class.model_type:  # type: ignore[attr-defined]
-            return getattr(config_class, "stock_class", config_class)
-        raise PosEncError(f"{config_class.__name__} has no model_type")
-    raise PosEncError(f"Expected a model type, a config, a model, or a class of these, got {type(model_or_type)}")
-
-
-def _candidate(model_or_type: Any, config_class: type[PreTrainedConfig], trust_remote_code: bool) -> Candidate:
-    """The settings and the classes to test."""
-    if isinstance(model_or_type, PreTrainedModel):
-        return Candidate(model_or_type.config, type(model_or_type))
-    config = model_or_type if isinstance(model_or_type, PreTrainedConfig) else _default_config(config_class)
-    if inspect.isclass(model_or_type) and issubclass(model_or_type, PreTrainedModel):
-        return Candidate(config, model_or_type)
-    for mapping in auto_mappings(config_class):
-        model_class = mapping[config_class]
-        with contextlib.suppress(KeyError):
-            model_class = base_model_class(config_class)
-        return Candidate(config, model_class[0] if isinstance(model_class, tuple) else model_class)
-    heads = _remote_heads(config, trust_remote_code)
-    return Candidate(config, dict(heads).get("AutoModel", heads[0][1]), heads)
-
-
-def _default_config(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
-    try:
-        return config_class()
-    except Exception as error:
-        raise PosEncError(
-            f"{config_class.__name__} cannot be built without arguments ({error}); give a config"
-        ) from error
-
-
-def _remote_heads(config: PreTrainedConfig, trust_remote_code: bool) -> tuple[tuple[str, type[PreTrainedModel]], ...]:
-    """The model classes that the `auto_map` of a config names."""
-    names = {
-        auto_class: name
-        for auto_class, name in (getattr(config, "auto_map", None) or {}).items()
-        if mapping_of_auto_class(auto_class) is not None
-    }
-    if not names:
-        raise PosEncError(f"no model class is known for {type(config).__name__}; give a model or its class")
-    if not trust_remote_code:
-        raise PosEncError("its model class is remote code; pass trust_remote_code=True if you trust it")
-    repository = checkpoint_name(config)
-    return tuple((auto_class, get_class_from_dynamic_module(name, repository)) for auto_class, name in names.items())
-
-
-def _is_own(model_class: type) -> bool:
-    """Whether a class is one of transformers' own."""
-    return model_class.__module__.startswith("transformers.")
-
-
-def _heads_by_name(architecture: Architecture) -> tuple[tuple[str, type[PreTrainedModel]], ...]:
-    """The model classes next to the base class, by the Auto class that their name suggests."""
-    heads = [("AutoModel", architecture.base)]
-    for name, value in vars(sys.modules[architecture.base.__module__]).items():
-        if isinstance(value, type) and issubclass(value, architecture.family) and not _is_own(value):
-            suffix = re.search(r"For[A-Z]\w+$", name)
-            if suffix and mapping_of_auto_class(f"AutoModel{suffix[0]}") is not None:
-                heads.append((f"AutoModel{suffix[0]}", value))
-    return tuple(heads)
-
-
-def _head_to_test(architecture: Architecture, candidate: Candidate) -> type[PreTrainedModel]:
-    """The language model of the type, if it has one: that is what checkpoints hold."""
-    heads = dict(architecture.own_heads)
-    for name in ("AutoModelForCausalLM", "AutoModelForMaskedLM"):
-        try:
-            head = heads[name] if heads else mapping_of_auto_class(name)[type(candidate.config)]
-        except KeyError:
-            continue
-        return head[0] if isinstance(head, tuple) else head
-    return candidate.model_class
 
 
 def _register(architecture: Architecture) -> None:

@@ -18,8 +18,8 @@ from hf_posenc.spec import PositionScheme
 from .architecture import Architecture
 from .attach import with_scheme
 from .compat import set_attn_implementation
-from .detection import probe_tokens
 from .live_models import restore, retrofit
+from .probing import probe_tokens
 
 SCHEMES: dict[str, PositionScheme] = {
     "alibi": "alibi",
@@ -176,6 +176,18 @@ def check_left_padded(bench: TestBench) -> None:
         _expect_close(padded[:, PADDING:], outputs(variant), f"under {name}")
 
 
+def check_packed(bench: TestBench) -> None:
+    """Two documents in one row give the result of each alone."""
+    tokens = probe_tokens()[:1]
+    positions = torch.cat([torch.arange(6), torch.arange(tokens.shape[1] - 6)])[None]
+    inputs = {"use_cache": False} if bench.architecture.is_causal(bench.base.config) else {}
+    for name, scheme in SCHEMES.items():
+        variant = bench.variant(scheme)
+        alone = [outputs(variant, document) for document in (tokens[:, :6], tokens[:, 6:])]
+        packed = outputs(variant, tokens, position_ids=positions, **inputs)
+        _expect_close(packed, torch.cat(alone, dim=1), f"under {name}")
+
+
 def check_longer_inputs(bench: TestBench) -> None:
     """A scheme without a table has no longest input."""
     length = bench.base.config.max_position_embeddings + 8
@@ -224,6 +236,7 @@ CHECKS: dict[str, Callable[[TestBench], None]] = {
     "schemes act in every layer": check_layers_act,
     "cached equals full": check_cached,
     "left-padded equals alone": check_left_padded,
+    "packed equals alone": check_packed,
     "longer inputs": check_longer_inputs,
     "gradients": check_gradients,
     "save and load": check_save_and_load,

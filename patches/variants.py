@@ -268,4 +268,10 @@ def _class_to_build(cls: type[PreTrainedModel], config: object) -> type[PreTrain
             f"{cls.__name__} is built here with a {type(config).__name__}, which has no position_scheme; "
             f"build it outside hf_posenc.patched, or with a {architecture.config_class.__name__}"
         )
+    if architecture.own_base is not None and cls.config_class.model_type != architecture.model_type:
+        raise PosEncError(
+            f"{cls.__name__} is a class of model type {cls.config_class.model_type!r}, so it cannot be built with the "
+            f"position_scheme of a {architecture.model_type!r} config; use classes whose config_class is "
+            f"{architecture.config_class.__name__}"
+        )
     return variant_class(architecture, cls)

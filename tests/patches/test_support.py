@@ -19,6 +19,11 @@ from transformers import (
     BloomConfig,
     GPTJConfig,
     GPTJForCausalLM,
+    Lfm2Config,
+    Lfm2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
 )
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -103,7 +108,7 @@ def supported(modules_cache: None, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_supports_remote_code(supported: Path) -> None:
     report = support_remote(supported)  # the second time
     assert (report.architecture.layers, report.architecture.self_attention) == ("blocks", "mixer")
-    assert len(report.checks) == 10
+    assert len(report.checks) == 11
     assert "own_llama is supported (layers blocks, attention mixer, rotary)" in str(report)
     stock = logits(load(supported))
     assert torch.equal(logits(load(supported, position_scheme="rope")), stock)
@@ -250,6 +255,43 @@ def test_supports_a_live_model_with_a_table_in_the_mode_that_was_tested() -> Non
         hf_posenc.retrofit(encoder, "alibi")
 
 
+class DerivedConfig(LlamaConfig):
+    model_type = "derived_llama"
+
+
+class DerivedLanguageModel(LlamaForCausalLM):
+    config_class = DerivedConfig
+
+
+class DerivedModel(LlamaModel):
+    config_class = DerivedConfig
+
+
+def test_classes_of_a_supported_type_are_not_shared_with_another() -> None:
+    with pytest.raises(hf_posenc.PosEncError, match="in a LlamaModel, whose config_class has the model type 'llama'"):
+        hf_posenc.support(DerivedLanguageModel)
+    assert traces("derived_llama", DerivedConfig) == []
+    assert DerivedConfig(hidden_size=64).hidden_size == 64
+
+
+@pytest.mark.slow
+def test_supports_a_subclass_of_a_supported_model() -> None:
+    hf_posenc.support(DerivedModel)
+    config = DerivedConfig(**CAUSAL_CONFIG, position_scheme="alibi")
+    assert type(DerivedModel(config)).__name__ == "PosEncDerivedModel"
+    with pytest.raises(hf_posenc.PosEncError, match="LlamaModel is a class of model type 'llama'"):
+        LlamaModel(config)
+    assert LlamaModel(LlamaConfig(**CAUSAL_CONFIG, position_scheme="alibi")).architecture.model_type == "llama"
+
+
+@pytest.mark.slow
+def test_kinds_of_layers_that_were_not_tested_are_refused() -> None:
+    hf_posenc.support("lfm2")
+    layer_types = ["conv", "full_attention"]
+    with pytest.raises(hf_posenc.PosEncError, match="did not test Lfm2Config with layer_types"):
+        Lfm2Model(Lfm2Config(**CAUSAL_CONFIG, layer_types=layer_types, position_scheme="alibi"))
+
+
 def test_a_supported_type_returns_at_once() -> None:
     report = hf_posenc.support("gpt2")
     assert (report.checks, str(report)) == ((), "gpt2 is supported by the package")
@@ -264,4 +306,4 @@ def test_refuses_what_is_no_model(given: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["aria_text", "bitnet", "ernie4_5_moe", "flex_olmo"])
 def test_supports_more_types_of_transformers(model_type: str) -> None:
-    assert len(hf_posenc.support(model_type).checks) == 10
+    assert len(hf_posenc.support(model_type).checks) == 11
