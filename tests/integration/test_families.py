@@ -49,7 +49,7 @@ def test_own_encoding_equals_stock_to_the_bit(model_type: str, dtype: torch.dtyp
     assert families.detect_traits(base) == families.traits(model_type)
     expected = output(model, IDS)
     assert differ(expected, output(model, IDS.flip(1)).flip(1))  # the control: order matters
-    hf_posenc.retrofit(model, families.scheme_for(model_type, OWN))
+    model = families.model(model_type, families.scheme_for(model_type, OWN), dtype, backend)
     assert base_models(model)
     assert torch.equal(output(model, IDS), expected)
     assert torch.equal(output(hf_posenc.restore(model), IDS), expected)

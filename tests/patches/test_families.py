@@ -157,6 +157,8 @@ def test_variants_are_converted_like_stock_checkpoints(model_type: str, tmp_path
     stored_key, conversion_name, key = CONVERSIONS[model_type]
     auto = families.auto_class(model_type)
     stock = families.model(model_type, auto=auto)
+    if key not in stock.state_dict():
+        pytest.skip("this release of transformers names weights as checkpoints do")
     stock.save_pretrained(tmp_path / "stock")
     assert stored_key in load_file(tmp_path / "stock" / "model.safetensors")
     variant = auto.from_pretrained(tmp_path / "stock", position_scheme="rope").eval()
