@@ -113,4 +113,4 @@ def _scaled_renaming(factor: float, renaming: Any) -> Any:
         def reverse_transform(self) -> Any:
             return renaming
 
-    return LoadOnlyConverter(LEGACY_TABLE, LEGACY_PARAMETER, [Scale()])
+    return LoadOnlyConverter(LEGACY_TABLE, LEGACY_PARAMETER, operations=[Scale()])
