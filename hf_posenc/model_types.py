@@ -62,10 +62,36 @@ MODEL_TYPES = [
     "opt",
     "biogpt",
     "gpt_bigcode",
+    "aria_text",
+    "bitnet",
+    "cwm",
+    "flex_olmo",
+    "glm4_moe",
+    "granitemoeshared",
+    "hy_v3",
+    "hyperclovax",
+    "jais2",
+    "jetmoe",
+    "mellum",
+    "minimax_m2",
+    "solar_open",
+    "afmoe",
+    "cohere2_moe",
+    "exaone_moe",
+    "kolibri1",
+    "diffllama",
+    "dots1",
+    "ministral",
+    "vaultgemma",
+    "ernie4_5_moe",
 ]
 """The stock `model_type` of each supported architecture."""
 
-CONFIG_MODULES = {"data2vec-text": "data2vec.configuration_data2vec_text", "gemma3_text": "gemma3.configuration_gemma3"}
+CONFIG_MODULES = {
+    "aria_text": "aria.configuration_aria",
+    "data2vec-text": "data2vec.configuration_data2vec_text",
+    "gemma3_text": "gemma3.configuration_gemma3",
+}
 """Where config classes are defined that are not in the module named after their model type."""
 
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from .live_models import retrofit as retrofit
     from .model_support import Support as Support
     from .model_support import support as support
+    from .unsupported import Refusal as Refusal
+    from .unsupported import refusal_of as refusal_of
+    from .unsupported import refuse as refuse
     from .variants import PosEncBaseModel as PosEncBaseModel
     from .variants import PosEncModel as PosEncModel
     from .variants import base_models as base_models
@@ -45,6 +48,7 @@ _MODULES = {
     "PosEncAttention": "attention_modules",
     "PosEncBaseModel": "variants",
     "PosEncModel": "variants",
+    "Refusal": "unsupported",
     "SchemePlan": "attach",
     "Support": "model_support",
     "architecture_of": "live_models",
@@ -57,6 +61,8 @@ _MODULES = {
     "max_positions": "families",
     "patched": "live_models",
     "plan_schemes": "attach",
+    "refusal_of": "unsupported",
+    "refuse": "unsupported",
     "register_variants": "auto_classes",
     "rename_legacy_tables": "legacy",
     "restore": "live_models",

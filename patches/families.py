@@ -50,6 +50,11 @@ def _roberta_like(model_type: str) -> Architecture:
     return _bert_like(model_type, first_row=after_padding, first_position=after_padding)
 
 
+def _rotates_where_sliding(attention: Any) -> bool:
+    """Full attention has no positions where other layers have a window."""
+    return attention.sliding_window is None or attention.is_sliding
+
+
 _RECORDS = [
     _bert_like("bert"),
     _bert_like("electra"),
@@ -115,9 +120,7 @@ _RECORDS = [
     Architecture(
         model_type="cohere2", interleaved=True, rotates=lambda attention: attention.sliding_window is not None
     ),
-    Architecture(
-        model_type="exaone4", rotates=lambda attention: attention.sliding_window is None or attention.is_sliding
-    ),
+    Architecture(model_type="exaone4", rotates=_rotates_where_sliding),
     Architecture(model_type="glm", interleaved=True),
     Architecture(model_type="glm4", interleaved=True),
     Architecture(model_type="helium", interleaved=True),
@@ -133,9 +136,36 @@ _RECORDS = [
     Architecture(model_type="nomic_bert", is_causal=lambda config: False),
     Architecture(model_type="jina_embeddings_v3", is_causal=lambda config: False),
     Architecture(model_type="gte", is_causal=lambda config: False),
+    Architecture(model_type="aria_text"),
+    Architecture(model_type="bitnet"),
+    Architecture(model_type="cwm"),
+    Architecture(model_type="flex_olmo"),
+    Architecture(model_type="glm4_moe"),
+    Architecture(model_type="granitemoeshared"),
+    Architecture(model_type="hy_v3"),
+    Architecture(model_type="hyperclovax"),
+    Architecture(model_type="jais2"),
+    Architecture(model_type="jetmoe", self_attention="self_attention"),
+    Architecture(model_type="diffllama"),
+    Architecture(model_type="mellum"),
+    Architecture(model_type="minimax_m2"),
+    Architecture(model_type="solar_open"),
+    Architecture(model_type="dots1"),
+    Architecture(model_type="ministral"),
+    Architecture(model_type="vaultgemma"),
+    Architecture(model_type="ernie4_5_moe", interleaved=True),
+    Architecture(model_type="afmoe", rotates=lambda attention: attention.is_local_attention),
+    Architecture(
+        model_type="cohere2_moe",
+        interleaved=True,
+        rotates=lambda attention: attention.sliding_window is not None or attention.force_rope,
+    ),
+    Architecture(model_type="exaone_moe", rotates=_rotates_where_sliding),
+    Architecture(model_type="kolibri1", rotates=_rotates_where_sliding),
 ]
 ARCHITECTURES = {record.model_type: record for record in _RECORDS}
 """The supported architectures by stock `model_type`."""
+ARCHITECTURES["gpt-sw3"] = ARCHITECTURES["gpt2"]  # the same config and classes, under another name
 
 
 def find_architecture(config: Any) -> Architecture | None:

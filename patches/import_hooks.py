@@ -16,6 +16,8 @@ from typing import Any
 
 from hf_posenc.model_types import MODEL_TYPES, VARIANT_PREFIX, config_module
 
+from .unsupported import install_refusals
+
 TOKENIZERS_MODULE, PEFT_MODULE = "transformers.models.auto.tokenization_auto", "peft.utils.constants"
 ImportHook = Callable[[types.ModuleType], None]
 
@@ -76,6 +78,7 @@ def install() -> None:
     if _finder in sys.meta_path:
         return
     sys.meta_path.insert(0, _finder)
+    after_import("transformers.configuration_utils", install_refusals)
     for model_type in MODEL_TYPES:
         after_import(config_module(model_type), _patch_configs)
     after_import("transformers.models.auto.configuration_auto", _patch_auto_config)

@@ -19,11 +19,13 @@ from .attach import attach, detach, init_live_weights, plan_schemes, with_scheme
 from .compat import checkpoint_name, set_checkpoint_name, swap_class, was_loaded
 from .families import find_architecture
 from .saving import install_save_guard
+from .unsupported import refuse
 from .variants import (
     PosEncBaseModel,
     PosEncModel,
     base_models,
     install_variants,
+    patched_classes,
     patched_scheme,
     variant_class,
 )
@@ -47,15 +49,18 @@ def architecture_of(model: nn.Module) -> Architecture:
     architecture = find_architecture(config)
     if architecture is not None and isinstance(model, architecture.family):
         return architecture
-    config_name, model_type = type(config).__name__, getattr(config, "model_type", "")
     part = _supported_part(model) if isinstance(model, PreTrainedModel) else None
     if part is not None:
         raise PosEncError(
             f"{type(model).__name__} is not supported as a whole, but its part model.{part} is: pass that"
         )
+    model_type = getattr(config, "model_type", "")
+    subject = f"{type(model).__name__} with a {type(config).__name__}"
+    if architecture is None and isinstance(config, PreTrainedConfig):
+        raise refuse(model_type, subject)
     raise PosEncError(
-        f"{type(model).__name__} with a {config_name} is not supported (model type {model_type!r}); docs/families.md "
-        "lists what is. Unwrap a compiled, parallel or PEFT model first"
+        f"{subject} is not supported (model type {model_type!r}). Unwrap a compiled, parallel or PEFT model first; "
+        "docs/families.md lists what is supported"
     )
 
 
@@ -160,7 +165,7 @@ def patched(position_scheme: PositionScheme) -> Iterator[None]:
         position_scheme: A scheme name, a dict with a `type` and options, or a list of these.
 
     Raises:
-        PosEncError: If the scheme is not valid.
+        PosEncError: If the scheme is not valid, or none of the models that the block built is supported.
 
     Example:
         >>> with hf_posenc.patched("alibi"):
@@ -169,11 +174,16 @@ def patched(position_scheme: PositionScheme) -> Iterator[None]:
     parse_position_scheme(position_scheme)
     install_save_guard()
     install_variants()
-    token = patched_scheme.set(position_scheme)
+    built: list[Any] = []
+    tokens = patched_scheme.set(position_scheme), patched_classes.set(built)
     try:
         yield
     finally:
-        patched_scheme.reset(token)
+        patched_scheme.reset(tokens[0])
+        patched_classes.reset(tokens[1])
+    if built and not any(issubclass(cls, PosEncModel) for cls in built):
+        outermost = built[0]
+        raise refuse(outermost.config_class.model_type, f"hf_posenc.patched changed nothing, not {outermost.__name__}")
 
 
 def _check_base(base: Any, architecture: Architecture) -> None:

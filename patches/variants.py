@@ -30,6 +30,8 @@ FLATTENED = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "
 """Inputs with an axis for choices (double heads) are flattened, which stock models do for token ids only."""
 patched_scheme: ContextVar[PositionScheme | None] = ContextVar("patched_scheme", default=None)
 """The scheme of the innermost `hf_posenc.patched` block."""
+patched_classes: ContextVar[list[type[PreTrainedModel]]] = ContextVar("patched_classes")
+"""The classes of the models that were built in that block, stock if they are not supported."""
 _variant_classes: dict[type[PreTrainedModel], type[PreTrainedModel]] = {}
 _lock = threading.RLock()
 
@@ -255,10 +257,16 @@ def install_variants() -> None:
 
 def _class_to_build(cls: type[PreTrainedModel], config: object) -> type[PreTrainedModel]:
     """The variant of a class if the config, or the innermost `hf_posenc.patched` block, names a scheme."""
+    if patched_scheme.get() is None:
+        return _variant_or_stock(cls, config) if isinstance(config, VariantConfig) else cls
+    built = _variant_or_stock(cls, config)
+    patched_classes.get().append(built)
+    return built
+
+
+def _variant_or_stock(cls: type[PreTrainedModel], config: object) -> type[PreTrainedModel]:
     from .families import ARCHITECTURES
 
-    if not isinstance(config, VariantConfig) and patched_scheme.get() is None:
-        return cls
     config_class = getattr(config, "stock_class", cls.config_class)
     architecture = ARCHITECTURES.get(config_class.model_type) if config_class is not None else None
     if architecture is None or not issubclass(cls, architecture.family):

@@ -27,6 +27,7 @@ from ..patches import (
     Explanation,
     build_explanation,
     find_architecture,
+    refuse,
     rename_legacy_tables,
 )
 from ..patches.compat import ModelHooks, base_model_class, load_shapes, set_attn_implementation
@@ -148,10 +149,7 @@ def _inspect_weights(result: Inspection, directory: Path) -> None:
         result.base_model = None if config.base_model is None else truncate_repr(config.base_model, str)
         result.kind = "variant" if result.kind == "stock" else result.kind
     elif config.model_type not in ARCHITECTURES:
-        raise PosEncError(
-            f"{directory} has the unsupported model type {truncate_repr(config.model_type)}; expected a variant or one "
-            f"of {sorted(ARCHITECTURES)}"
-        )
+        raise refuse(config.model_type, directory)
     names = config.architectures if isinstance(config.architectures, list) else []
     result.architecture = truncate_repr(names[0] if names else config.model_type, str)
     if (directory / MANIFEST_FILE).is_file():

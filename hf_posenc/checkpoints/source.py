@@ -24,7 +24,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 from ..config import BASE_MODEL_KEY, VariantConfig
 from ..errors import PosEncError
 from ..model_types import VARIANT_PREFIX
-from ..patches import ARCHITECTURES, Architecture
+from ..patches import ARCHITECTURES, Architecture, refuse
 from ..validation import CONFIG_LIMITS, check_json_limits, check_model_sizes, truncate_repr
 from .files import COMPANION_FILES, WEIGHT_FILES, list_pickles
 
@@ -191,7 +191,7 @@ def open_source(source: str | Path, revision: str | None = None, token: str | bo
                 f"{source} is already a variant, with position scheme {scheme}. Convert {base_model} instead"
             )
         if model_type not in ARCHITECTURES:
-            raise PosEncError(f"{source} is a {truncate_repr(model_type)} model; supported are {sorted(ARCHITECTURES)}")
+            raise refuse(model_type, source)
         config = read_config(directory)
         if isinstance(config, VariantConfig):  # position_embedding_type of transformers 4
             raise PosEncError(

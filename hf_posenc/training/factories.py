@@ -14,7 +14,7 @@ from transformers.utils import logging
 from ..checkpoints import read_config, read_shards
 from ..config import VariantConfig
 from ..errors import PosEncError
-from ..patches import ARCHITECTURES, architecture_of, max_positions, plan_schemes, with_scheme
+from ..patches import ARCHITECTURES, architecture_of, max_positions, plan_schemes, refuse, with_scheme
 from ..text_data import load_text_dataset
 from ..validation import truncate_repr
 from .arguments import SELF_GENERATED, Stage, TrainRequest, resolve_fit_ratio, rows_per_step
@@ -42,7 +42,7 @@ def load_config(request: TrainRequest) -> PreTrainedConfig:
             "it, or start from the stock checkpoint"
         )
     if not is_variant and config.model_type not in ARCHITECTURES:
-        raise PosEncError(f"Unsupported model type {config.model_type!r}; expected one of {sorted(ARCHITECTURES)}")
+        raise refuse(config.model_type, request.model)
     if not is_variant and request.scheme is None:
         raise PosEncError(f"{request.model} is a stock model: choose its new position scheme with --scheme")
     directory = Path(request.model).expanduser()

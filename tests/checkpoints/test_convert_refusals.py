@@ -121,7 +121,7 @@ def test_unsupported_sources_and_outputs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     check("is a file", tmp_path / "file")
     update_json(source / "config.json", model_type="t5")
-    check("'t5'.*bert.*gpt2.*llama")
+    check("'t5'.*several stacks.*families.md")
     (source / "config.json").write_text("{")
     check("config.json.*not a valid JSON")
     (source / "config.json").unlink()

@@ -110,7 +110,7 @@ def test_refusals_change_nothing() -> None:
     refused(
         T5Model(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=9)),
         "rope",
-        "T5Model with a T5Config.*families",
+        "T5Model with a T5Config.*several stacks.*families",
     )
     gpt2.config._attn_implementation_internal = "flash_attention_2"
     refused(gpt2, "alibi", "flash_attention_2.*alibi.*sdpa")

@@ -41,7 +41,8 @@ NAMES_OF_SIZES = {
     "max_position_embeddings n_positions": tiny.TRAINED_LENGTH,
     "intermediate_size n_inner ffn_dim hidden_dim": 40,
     "moe_intermediate_size shared_expert_intermediate_size": 16,
-    "num_experts num_local_experts": 4,
+    "num_experts num_local_experts n_routed_experts": 4,
+    "n_shared_experts n_group topk_group": 1,
     "num_experts_per_tok type_vocab_size eos_token_id": 2,
     "bos_token_id": 1,
     "pad_token_id": tiny.PAD,
@@ -56,21 +57,28 @@ ENCODERS_WITH_TABLE = ["bert", "electra", "ernie", "albert", "distilbert"]
 ROBERTA_LIKE = ["roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text"]
 NO_KEY_CACHE = ["modernbert", "nomic_bert", "jina_embeddings_v3", "gte"]
 ROTARY_ENCODERS = ["eurobert", *NO_KEY_CACHE]
-MIXED_LAYERS = ["gemma2", "gemma3_text", "olmo3", "cohere2", "exaone4", "gpt_oss", "modernbert", "modernbert-decoder"]
+NOPE_EXPERTS = ["afmoe", "cohere2_moe", "exaone_moe", "kolibri1"]
+MIXED_LAYERS = [
+    *["gemma2", "gemma3_text", "olmo3", "cohere2", "exaone4", "gpt_oss", "modernbert", "modernbert-decoder"],
+    *["cwm", "vaultgemma", *NOPE_EXPERTS],
+]
 """They have layers with a sliding window and layers without."""
 TRAITS: dict[str, list[str]] = {
     "encoder": [*ENCODERS_WITH_TABLE, *ROBERTA_LIKE, *ROTARY_ENCODERS],
     "no cache": ["albert", "distilbert", *NO_KEY_CACHE],
-    "table": [*ENCODERS_WITH_TABLE, *ROBERTA_LIKE, "opt", "biogpt", "gpt_bigcode", "gpt2"],
+    "table": [*ENCODERS_WITH_TABLE, *ROBERTA_LIKE, "opt", "biogpt", "gpt_bigcode", "gpt2", "gpt-sw3"],
     "first row": [*ROBERTA_LIKE, "opt", "biogpt"],
     "shared layers": ["albert"],
-    "window": ["mistral", *MIXED_LAYERS],
-    "caps or sinks": ["gemma2", "gpt_oss"],
-    "interleaved": ["cohere", "cohere2", "glm", "glm4", "helium", "ernie4_5"],
-    "partial rotation": ["phi", "persimmon", "glm", "glm4", "stablelm", "nemotron", "gpt_neox"],
-    "NoPE layers": ["smollm3", "cohere2", "exaone4"],
+    "window": ["mistral", "ministral", *MIXED_LAYERS],
+    "caps or sinks": ["gemma2", "gpt_oss", "vaultgemma"],
+    "interleaved": ["cohere", "cohere2", "cohere2_moe", "glm", "glm4", "helium", "ernie4_5", "ernie4_5_moe"],
+    "partial rotation": ["phi", "persimmon", "glm", "glm4", "glm4_moe", "stablelm", "nemotron", "gpt_neox"],
+    "NoPE layers": ["smollm3", "cohere2", "exaone4", *NOPE_EXPERTS],
     "drops kwargs": ["stablelm", "nemotron"],
-    "experts": ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "gpt_oss"],
+    "experts": [
+        *["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "gpt_oss", "flex_olmo", "glm4_moe"],
+        *["granitemoeshared", "hy_v3", "jetmoe", "mellum", "minimax_m2", "solar_open", "dots1", *NOPE_EXPERTS],
+    ],
 }
 """What sets model types apart from LLaMA. The fast tests sample every trait, and check this table."""
 OWN = "own"
