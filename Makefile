@@ -8,8 +8,8 @@ PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 OLDEST := 5.4.0
 MEASURED := hf_posenc/schemes/*,hf_posenc/attention/*,patches/*
 
-.PHONY: help install test test-all test-compat coverage lint format check package docs docs-serve reference figures \
-	demo bench bench-quick bench-recovery clean
+.PHONY: help install test test-all test-compat coverage lint format check package docs docs-serve reference census \
+	figures demo bench bench-quick bench-recovery clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,6 +68,9 @@ docs-serve: install  ## serve the documentation locally and rebuild it on change
 reference: install  ## generate docs/schemes.md from the code, and the measurements and options in all pages
 	$(BIN)/python -m scripts.make_scheme_reference
 	$(BIN)/python -m scripts.fill_pages
+
+census: install  ## generate docs/families.md from the installed transformers; under a minute
+	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_census
 
 # CHECKPOINTS="--llama DIR --bert DIR --data TEXT.txt" also redraws the figures of real checkpoints.
 figures: install  ## redraw the figures of the documentation; takes a few minutes

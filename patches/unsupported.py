@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -57,7 +58,7 @@ def refusal_of(model_type: str) -> Refusal:
     config_class = CONFIG_MAPPING[model_type]
     parts = getattr(config_class, "sub_configs", {})
     if "text_config" in parts:
-        return _refusal_of_composite(getattr(_default_config(config_class), "text_config", None))
+        return _refusal_of_composite(getattr(default_config(config_class), "text_config", None))
     reason = _reason(model_type, config_class, parts)
     if reason is not None:
         return Refusal(reason, _nearest(model_type))
@@ -95,11 +96,11 @@ def _reason(model_type: str, config_class: type, parts: dict[str, Any]) -> str |
         return "it has several stacks of layers, such as an encoder and a decoder, and a scheme belongs to one stack"
     if not _is_language_model(model_type):
         return "transformers has no language model of this type"
-    classes = _class_sources(config_class)
+    classes = class_sources(config_class)
     attentions = [source for name, source in classes.items() if ATTENTION.search(name) and "def forward(" in source]
     if any(LATENT.search(source) for source in attentions):
         return "its keys are compressed into a latent vector (multi-head latent attention), so they cannot be rotated"
-    layer_types = set(getattr(_default_config(config_class), "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES
+    layer_types = set(getattr(default_config(config_class), "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES
     if any(WITHOUT_SCORES.search(name) for name in (*classes, *layer_types)) or (classes and not attentions):
         return "it has layers without attention scores (state space, convolution, linear attention or Fourier)"
     if layer_types:
@@ -116,7 +117,8 @@ def _is_language_model(model_type: str) -> bool:
     return any(model_type in mapping for mapping in mappings)
 
 
-def _class_sources(config_class: type) -> dict[str, str]:
+@functools.cache
+def class_sources(config_class: type) -> dict[str, str]:
     """The source of each class in the modeling file next to a config class. Reads it, because importing it is slow."""
     config_file = Path(inspect.getfile(config_class))
     path = config_file.with_name(config_file.name.replace("configuration_", "modeling_"))
@@ -128,7 +130,7 @@ def _class_sources(config_class: type) -> dict[str, str]:
     return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in classes}
 
 
-def _default_config(config_class: type) -> Any:
+def default_config(config_class: type) -> Any:
     try:
         return config_class()
     except Exception:  # some classes have no valid defaults, and raise errors of many kinds

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import transformers
 
 from hf_posenc import list_schemes
 from hf_posenc.cli import app
 from scripts.fill_pages import MARKED, PAGES, ROOT, fill_page, generate
+from scripts.make_census import page_version
+from scripts.make_census import render_page as render_census
 from scripts.make_scheme_reference import render_page
 
 MARKED_PAGES = [page for page in PAGES if MARKED.search(page.read_text(encoding="utf-8"))]
@@ -34,6 +37,13 @@ def test_every_marker_is_closed(page: Path) -> None:
 def test_the_scheme_reference_is_current() -> None:
     committed = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
     assert committed == render_page(list_schemes().values()), "run `make reference`"
+
+
+def test_the_census_of_model_families_is_current() -> None:
+    committed = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")
+    if page_version(committed) != transformers.__version__:
+        pytest.skip(f"docs/families.md describes transformers {page_version(committed)}")
+    assert committed == render_census(), "run `make census`"
 
 
 def test_every_command_is_documented() -> None:
