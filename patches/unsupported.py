@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import inspect
@@ -20,6 +19,8 @@ WITHOUT_SCORES = re.compile("Mamba|ShortConv|DeltaNet|Recurrent|LinearAttention|
 """Names of classes and layer types that mix tokens without attention scores."""
 LATENT = re.compile("kv_lora_rank|kv_a_proj|MLA")
 """Names in the source of multi-head latent attention."""
+CLASS = re.compile(r"^class (?P<name>\w+).*?(?=^(?:class|def|@)|\Z)", re.MULTILINE | re.DOTALL)
+"""A class at the top level of a source file, up to the next class or function."""
 ATTENTION = re.compile("Attention|Attn|MLA")
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 """The registry of attention functions, in the source of modules that call one of them."""
@@ -124,10 +125,7 @@ def class_sources(config_class: type) -> dict[str, str]:
     path = config_file.with_name(config_file.name.replace("configuration_", "modeling_"))
     if not path.is_file():  # the type uses the classes of another
         return {}
-    text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
-    return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in classes}
+    return {match["name"]: match[0] for match in CLASS.finditer(path.read_text(encoding="utf-8"))}
 
 
 def default_config(config_class: type) -> Any:

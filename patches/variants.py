@@ -260,7 +260,8 @@ def _class_to_build(cls: type[PreTrainedModel], config: object) -> type[PreTrain
     if patched_scheme.get() is None:
         return _variant_or_stock(cls, config) if isinstance(config, VariantConfig) else cls
     built = _variant_or_stock(cls, config)
-    patched_classes.get().append(built)
+    if built.config_class is not None:  # else it is not a model of transformers
+        patched_classes.get().append(built)
     return built
 
 
