@@ -62,10 +62,7 @@ MODEL_TYPES = [
     "opt",
     "biogpt",
     "gpt_bigcode",
-    "aria_text",
-    "bitnet",
     "cwm",
-    "flex_olmo",
     "glm4_moe",
     "granitemoeshared",
     "hy_v3",
@@ -83,15 +80,13 @@ MODEL_TYPES = [
     "dots1",
     "ministral",
     "vaultgemma",
-    "ernie4_5_moe",
 ]
 """The stock `model_type` of each supported architecture."""
 
-CONFIG_MODULES = {
-    "aria_text": "aria.configuration_aria",
-    "data2vec-text": "data2vec.configuration_data2vec_text",
-    "gemma3_text": "gemma3.configuration_gemma3",
-}
+ALIASES = {"gpt-sw3": "gpt2"}
+"""Other names in config.json that load the same classes."""
+
+CONFIG_MODULES = {"data2vec-text": "data2vec.configuration_data2vec_text", "gemma3_text": "gemma3.configuration_gemma3"}
 """Where config classes are defined that are not in the module named after their model type."""
 
 

@@ -8,7 +8,7 @@ import torch
 
 from hf_posenc.attention import token_like
 from hf_posenc.errors import PosEncError
-from hf_posenc.model_types import VARIANT_PREFIX
+from hf_posenc.model_types import ALIASES, VARIANT_PREFIX
 
 from .architecture import Architecture
 
@@ -136,10 +136,7 @@ _RECORDS = [
     Architecture(model_type="nomic_bert", is_causal=lambda config: False),
     Architecture(model_type="jina_embeddings_v3", is_causal=lambda config: False),
     Architecture(model_type="gte", is_causal=lambda config: False),
-    Architecture(model_type="aria_text"),
-    Architecture(model_type="bitnet"),
     Architecture(model_type="cwm"),
-    Architecture(model_type="flex_olmo"),
     Architecture(model_type="glm4_moe"),
     Architecture(model_type="granitemoeshared"),
     Architecture(model_type="hy_v3"),
@@ -153,7 +150,6 @@ _RECORDS = [
     Architecture(model_type="dots1"),
     Architecture(model_type="ministral"),
     Architecture(model_type="vaultgemma"),
-    Architecture(model_type="ernie4_5_moe", interleaved=True),
     Architecture(model_type="afmoe", rotates=lambda attention: attention.is_local_attention),
     Architecture(
         model_type="cohere2_moe",
@@ -165,7 +161,7 @@ _RECORDS = [
 ]
 ARCHITECTURES = {record.model_type: record for record in _RECORDS}
 """The supported architectures by stock `model_type`."""
-ARCHITECTURES["gpt-sw3"] = ARCHITECTURES["gpt2"]  # the same config and classes, under another name
+ARCHITECTURES.update({alias: ARCHITECTURES[model_type] for alias, model_type in ALIASES.items()})
 
 
 def find_architecture(config: Any) -> Architecture | None:

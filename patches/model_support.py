@@ -85,8 +85,8 @@ def support(
         PosEncError: If a part was not found or a check failed; it names which. Nothing stays registered then.
 
     Example:
-        >>> hf_posenc.support("ministral")
-        >>> model = AutoModelForCausalLM.from_pretrained("my/ministral", position_scheme="alibi")
+        >>> hf_posenc.support("bitnet")
+        >>> model = AutoModelForCausalLM.from_pretrained("microsoft/bitnet-b1.58-2B-4T", position_scheme="alibi")
     """
     config_class = config_class_of(model_or_type)
     model_type = config_class.model_type

@@ -37,9 +37,10 @@ class Refusal:
         """The error message for a model type."""
         from hf_posenc.validation import truncate_repr  # imports torch, which an error can afford
 
+        name = truncate_repr(model_type)
         return (
-            f"position_scheme does not work on model type {truncate_repr(model_type)}: {self.reason}. {self.way_out}; "
-            "docs/families.md lists the supported model types"
+            f"position_scheme is not supported on model type {name}: {self.reason}. {self.way_out}; docs/families.md "
+            "lists the supported model types"
         )
 
 
@@ -55,7 +56,7 @@ def refusal_of(model_type: str) -> Refusal:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
-        return Refusal("the installed transformers does not have it", "Use a checkpoint of another type")
+        return Refusal("transformers does not have it", "For remote code, call hf_posenc.support(config) first")
     config_class = CONFIG_MAPPING[model_type]
     parts = getattr(config_class, "sub_configs", {})
     if "text_config" in parts:
@@ -63,7 +64,7 @@ def refusal_of(model_type: str) -> Refusal:
     reason = _reason(model_type, config_class, parts)
     if reason is not None:
         return Refusal(reason, _nearest(model_type))
-    return Refusal("nobody has checked it yet", 'It may need one record: see "Add an architecture" in CONTRIBUTING.md')
+    return Refusal("it has no record", f"hf_posenc.support({model_type!r}) enables it if it passes a self-test")
 
 
 def refuse(model_type: str, subject: object = None) -> PosEncError:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
 import hf_posenc  # noqa: F401, the configs need its field
+from hf_posenc.model_types import ALIASES, MODEL_TYPES
 from hf_posenc.patches import ARCHITECTURES, Architecture, refusal_of
 from hf_posenc.patches.unsupported import class_sources
 
@@ -55,8 +56,8 @@ UNSUPPORTED = """\
 
 def render_page() -> str:
     """The page in Markdown."""
-    text_types = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MASKED_LM_MAPPING_NAMES}
-    supported = sorted(name for name in ARCHITECTURES if name in CONFIG_MAPPING)
+    text_types = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MASKED_LM_MAPPING_NAMES} & set(CONFIG_MAPPING_NAMES)
+    supported = sorted(name for name in (*MODEL_TYPES, *ALIASES) if name in CONFIG_MAPPING_NAMES)
     unsupported = sorted(text_types - set(supported))
     introduction = INTRODUCTION.format(
         supported=len(supported), total=len(supported) + len(unsupported), version=transformers.__version__

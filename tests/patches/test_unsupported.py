@@ -96,8 +96,8 @@ def test_no_way_of_giving_a_scheme_is_silently_ignored(model_type: str, way: str
         ("xlnet", "attention interface", "another type"),
         ("gemma3", "text model, here of type 'gemma3_text'", "retrofit"),
         ("vit", "no language model", "another type"),
-        ("no-such-type", "installed transformers", "another type"),
-        ("layoutlm", "nobody has checked", "CONTRIBUTING"),
+        ("no-such-type", "transformers does not have it", "hf_posenc.support(config)"),
+        ("layoutlm", "no record", "hf_posenc.support('layoutlm')"),
     ],
 )
 def test_reasons(model_type: str, reason: str, way_out: str) -> None:
@@ -111,7 +111,7 @@ def test_no_reason_is_found_against_supported_types() -> None:
     reasons = {
         name: refusal_of(name).reason for name in ARCHITECTURES if name in ("gpt2", "llama", "gemma3_text", "bert")
     }
-    assert set(reasons.values()) == {"nobody has checked it yet"}
+    assert set(reasons.values()) == {"it has no record"}
 
 
 def test_a_patched_block_that_built_a_supported_model_accepts_others() -> None:

@@ -71,12 +71,12 @@ TRAITS: dict[str, list[str]] = {
     "shared layers": ["albert"],
     "window": ["mistral", "ministral", *MIXED_LAYERS],
     "caps or sinks": ["gemma2", "gpt_oss", "vaultgemma"],
-    "interleaved": ["cohere", "cohere2", "cohere2_moe", "glm", "glm4", "helium", "ernie4_5", "ernie4_5_moe"],
+    "interleaved": ["cohere", "cohere2", "cohere2_moe", "glm", "glm4", "helium", "ernie4_5"],
     "partial rotation": ["phi", "persimmon", "glm", "glm4", "glm4_moe", "stablelm", "nemotron", "gpt_neox"],
     "NoPE layers": ["smollm3", "cohere2", "exaone4", *NOPE_EXPERTS],
     "drops kwargs": ["stablelm", "nemotron"],
     "experts": [
-        *["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "gpt_oss", "flex_olmo", "glm4_moe"],
+        *["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "gpt_oss", "glm4_moe"],
         *["granitemoeshared", "hy_v3", "jetmoe", "mellum", "minimax_m2", "solar_open", "dots1", *NOPE_EXPERTS],
     ],
 }
