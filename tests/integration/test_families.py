@@ -36,7 +36,8 @@ def load(model_type: str, directory: Path, **options: Any) -> tuple[Any, dict[st
 
 
 def test_every_model_type_has_a_record() -> None:
-    assert set(MODEL_TYPES) == set(ARCHITECTURES)
+    assert set(MODEL_TYPES) <= set(ARCHITECTURES)
+    assert set(families.MODEL_TYPES) <= set(MODEL_TYPES)  # collected before other tests may add types
     for trait, model_types in families.TRAITS.items():
         assert set(model_types) <= set(MODEL_TYPES), trait
 
@@ -117,6 +118,7 @@ def test_gradients_reach_scheme_parameters(pair: Pair) -> None:
     model, gradients = pair.build().train(), []
     for checkpointing in (False, True):
         model.zero_grad()
+        torch.manual_seed(0)  # PhiMoE samples its experts while training
         if checkpointing and model.supports_gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model(IDS, **({"use_cache": False} if families.is_causal(pair.model_type) else {}))[
