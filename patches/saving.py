@@ -76,7 +76,7 @@ def _naming_parts(model: PreTrainedModel) -> Iterator[bool]:
         return
     config = copy.copy(original)
     for name, nested in list(vars(original).items()):
-        bases = [base for base in base_models(model) if base.config.stock_class is type(nested)]
+        bases = [base for base in base_models(model) if getattr(base.config, "stock_class", None) is type(nested)]
         others = [other for other in vars(original).values() if type(other) is type(nested)]
         if len(bases) == len(others) == 1:  # otherwise it is not clear which part it describes
             setattr(config, name, bases[0].config)
