@@ -41,11 +41,16 @@ Weights = dict[str, torch.Tensor]
 
 def randomised_oracle(oracle: nn.Module) -> Any:
     """The oracle in float64 with random weights."""
-    tiny.randomise(oracle.to(torch.float64)).eval()
-    for module in oracle.modules():
+    return tiny.randomise(to_float64(oracle)).eval()
+
+
+def to_float64(model: Any) -> Any:
+    """The model in float64, but for the frequencies of rotations: both sides compute angles in float32."""
+    model.to(torch.float64)
+    for module in model.modules():
         if hasattr(module, "inv_freq"):
-            module.float()  # as in a loaded checkpoint: both sides compute angles in float32
-    return oracle
+            module.to(torch.float32)
+    return model
 
 
 @contextlib.contextmanager
@@ -76,7 +81,7 @@ def rename_weights(oracle: nn.Module, rules: dict[str, str]) -> Weights:
 
 def run_with_weights(model: Any, weights: Weights, *inputs: Any, **named_inputs: Any) -> torch.Tensor:
     """Run our model on these weights. Biases and token types that the oracle lacks are zero."""
-    model = model.to(torch.float64).eval()
+    model = to_float64(model).eval()
     parameters = dict(model.named_parameters())
     missing = {name for name in parameters.keys() - weights.keys() if name.endswith("bias") or "token_type" in name}
     weights = weights | {name: torch.zeros_like(parameters[name]) for name in missing}
