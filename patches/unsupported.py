@@ -158,7 +158,8 @@ class RefusingField:
         return self if config is None else vars(config).get(FIELD)
 
     def __set__(self, config: Any, value: object) -> None:
-        if FIELD in inspect.signature(type(config).__init__).parameters:  # a field that the class defines itself
+        is_generic = self is vars(type(config)).get(FIELD)  # Trainer reads any config.json with the base class
+        if is_generic or FIELD in inspect.signature(type(config).__init__).parameters:  # or a field of the class's own
             vars(config)[FIELD] = value
         elif value is not None:
             raise refuse(config.model_type)
