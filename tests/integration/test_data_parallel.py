@@ -45,7 +45,8 @@ def train_in_this_process(architecture: str) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_two_processes_equal_one(architecture: str, tmp_path: Path) -> None:
     """Up to float32 rounding: averaging gradients over processes changes the order of sums."""
     distributed, expected = train_in_two_processes(architecture, tmp_path), train_in_this_process(architecture)
