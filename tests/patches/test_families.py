@@ -3,6 +3,7 @@ layers, and checkpoints that are renamed or merged on loading."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,15 @@ def test_variants_are_converted_like_stock_checkpoints(model_type: str, tmp_path
         conversion_mapping.register_checkpoint_conversion_mapping(conversion_name, conversions, overwrite=True)
     assert key in report["missing_keys"]
     assert not torch.equal(broken.state_dict()[key], stock.state_dict()[key])
+
+
+@pytest.mark.parametrize("model_type", ["stablelm", "nemotron"])
+def test_layers_that_drop_arguments_work_in_threads(model_type: str) -> None:
+    """Positions travel with each call, so calls of other lengths at the same time do not disturb it."""
+    model = families.model(model_type, "alibi")
+    rows = [tiny.tokens(1, length, seed=length) for length in (3, 7, 11, 14) * 4]
+    expected = [output(model, row) for row in rows]
+    assert differ(expected[-1], output(families.model(model_type, "none"), rows[-1]))
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        for actual, alone in zip(pool.map(lambda row: output(model, row), rows), expected, strict=True):
+            assert_close(actual, alone)
