@@ -4,7 +4,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 WORKERS ?= 2
 PIP_INSTALL := -m pip install --quiet --constraint $(CONSTRAINTS) --editable
-PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 OLDEST := 5.4.0
 MEASURED := hf_posenc/schemes/*,hf_posenc/attention/*,patches/*
 
@@ -30,7 +30,7 @@ test-all: install  ## run all tests, including the slow ones
 	$(PYTEST) -n $(WORKERS) -m 'slow or not slow'
 
 test-compat: $(VENV)-oldest/.installed  ## run the fast tests on the oldest supported transformers
-	HF_HUB_OFFLINE=1 $(VENV)-oldest/bin/python -m pytest -n $(WORKERS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(WORKERS)
 
 $(VENV)-oldest/.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest

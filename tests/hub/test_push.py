@@ -14,6 +14,7 @@ from tests.support.hub_server import File, Hub, Repo
 from tests.support.hub_variants import VARIANT, same, saved, uploads
 
 
+@pytest.mark.slow
 def test_another_process_loads_what_was_pushed(hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:
     variant = saved(tmp_path / "one", shard="20KB")
     different = saved(tmp_path / "two", seed=5)

@@ -104,7 +104,7 @@ def test_remote_code_names_the_package_where_it_is_not_installed(variant: tuple[
     [
         pytest.param("import hf_posenc", marks=pytest.mark.slow),
         pytest.param("import transformers, hf_posenc", marks=pytest.mark.slow),
-        "from transformers import GPT2LMHeadModel, LlamaConfig\nimport hf_posenc",
+        pytest.param("from transformers import GPT2LMHeadModel, LlamaConfig\nimport hf_posenc", marks=pytest.mark.slow),
     ],
 )
 @variant_of(fast="bert")
