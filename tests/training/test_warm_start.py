@@ -126,6 +126,8 @@ def test_target_weights_of_other_families(name: str) -> None:
     input_ids = tiny.tokens(2, 14)
     with torch.no_grad():
         expected = stock(input_ids, output_attentions=True).attentions
+        if not expected:
+            pytest.skip(f"{type(stock).__name__} of this release of transformers returns no attention weights")
         variant = hf_posenc.retrofit(copy.deepcopy(stock), "t5")
         (base,), (stock_base,) = base_models(variant), [m for m in stock.modules() if type(m) is base_class(variant)]
         divergence = _AttentionDivergence(stock_base, base, input_ids, rows=2)
