@@ -17,7 +17,7 @@ from .functional import (
     init_tiled_identity,
     paper_or_neutral,
 )
-from .inputs import check_table_length
+from .inputs import check_table_length, is_tracing
 from .terms import DistanceBias, Separable, Term
 
 NORM_EPSILON, INIT_STD = 1e-5, 0.02
@@ -127,7 +127,8 @@ class Tupe(Scheme[TupeOptions, Prepared]):
         """Scaled queries and keys of the positions, (B or 1, H, Q or K, D)."""
 
         def project(positions: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            lookup_first = positions.numel() < self.max_positions  # whichever projects fewer rows
+            # Whichever projects fewer rows; while tracing, what sets no limit on the length.
+            lookup_first = is_tracing() or positions.numel() < self.max_positions
             rows = nn.functional.embedding(positions, self.table) if lookup_first else self.table
             rows = nn.functional.linear(self.norm(rows).to(prepared.dtype), weight.to(prepared.dtype))
             rows = rows if lookup_first else nn.functional.embedding(positions, rows)
