@@ -33,7 +33,7 @@ def init_alibi_slopes(slopes: torch.Tensor) -> None:
 
 
 class AlibiOptions(Options):
-    learned: bool = option(False, "make the slopes trainable parameters")
+    learned: bool | Literal["per_layer"] = option(False, "make the slopes trainable: shared by all layers, or per layer")
     init: Literal["paper", "neutral"] = option("paper", "how learned slopes start: as in the paper, or at zero")
 
     def __post_init__(self) -> None:
@@ -49,17 +49,19 @@ class Alibi(Scheme[AlibiOptions, torch.Tensor]):
     paper = "Press et al. 2022, https://arxiv.org/abs/2108.12409"
     kind = Kind.DISTANCE
     formula = "q.k / sqrt(d) - m_h |r|"
-    cost = "no parameters, or one slope per head; one bias vector per head"
+    cost = "no parameters, or one slope per head (and layer); one bias vector per head"
     neutral = '`slopes` are 0 with `learned` and `init` = "neutral"'
     Options = AlibiOptions
     slopes: torch.Tensor
 
     def __init__(self, options: AlibiOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
-        if options.learned:
-            self.add_parameters(
-                slopes=((shape.num_heads,), init_alibi_slopes if options.init == "paper" else init.zeros_)
-            )
+        self.slopes_spec = ((shape.num_heads,), init_alibi_slopes if options.init == "paper" else init.zeros_)
+        if options.learned is True:
+            self.add_parameters(slopes=self.slopes_spec)
+
+    def layer_module(self) -> LayerParameters | None:
+        return LayerParameters(slopes=self.slopes_spec) if self.options.learned == "per_layer" else None
 
     def prepare(self, positions: Positions) -> torch.Tensor:
         penalty = -positions.distances.abs().to(positions.dtype)
@@ -69,7 +71,10 @@ class Alibi(Scheme[AlibiOptions, torch.Tensor]):
         return broadcast_heads(slopes, penalty) * penalty
 
     def score(self, prepared: torch.Tensor, layer_params: LayerParams, content: Content) -> DistanceBias:
-        return DistanceBias(broadcast_heads(self.slopes, prepared) * prepared if self.options.learned else prepared)
+        if not self.options.learned:
+            return DistanceBias(prepared)
+        slopes = self.slopes if self.options.learned is True else layer_params()["slopes"]
+        return DistanceBias(broadcast_heads(slopes, prepared) * prepared)
 
 
 class KerpleOptions(Options):

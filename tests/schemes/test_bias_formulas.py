@@ -256,6 +256,31 @@ def test_learned_slopes_get_the_gradient_of_the_bias(architecture: str) -> None:
     assert theirs.grad.abs().min() > 1e-4
 
 
+@by_architecture
+def test_slopes_per_layer_equal_a_bias_per_layer(architecture: str) -> None:
+    ids, model = tiny.tokens(2, LENGTH), tiny.model(architecture, {"type": "alibi", "learned": "per_layer"})
+    modules = layer_parameters(model)
+    assert len(modules) == tiny.LAYERS
+    with torch.no_grad():
+        for layer, module in enumerate(modules):
+            module.slopes.mul_(1 + 0.5 * layer)
+    theirs = [module.slopes.detach().clone().requires_grad_() for module in modules]
+    positions = torch.arange(LENGTH, dtype=torch.float64)
+    distances = (positions[None, :] - positions[:, None]).abs()
+    layers = [oracles.LayerOracle(bias=-slopes.view(1, -1, 1, 1) * distances) for slopes in theirs]
+    with oracles.stock_with_layers(architecture, layers) as stock:
+        mask = oracles.causal_mask(architecture, LENGTH).expand(2, -1, -1, -1)
+        expected = stock(ids, attention_mask=mask).logits
+        assert_equal_models(model, stock, expected, ids, tolerance(architecture))
+    for module, slopes in zip(modules, theirs, strict=True):
+        scale = tolerance(architecture) * slopes.grad.abs().max().clamp(min=1).item()
+        torch.testing.assert_close(module.slopes.grad, slopes.grad, rtol=0, atol=scale)
+        assert slopes.grad.abs().max() > 1e-4
+    with torch.no_grad():
+        modules[0].slopes[1] *= 1.05
+    assert (model(ids).logits - expected).abs().max() > 1e-5
+
+
 @pytest.mark.parametrize("extend", ["interpolate", "tile", "hierarchical"])
 @pytest.mark.parametrize("architecture", ["gpt2", "bert"])
 def test_extended_tables_equal_a_loop(architecture: str, extend: str) -> None:

@@ -20,6 +20,7 @@ NEUTRAL: list[Any] = [
     {"type": "polynomial", "mix": "concat", "mix_init": "neutral"},
     {"type": "exponential", "mix": "attention", "mix_init": "neutral"},
     {"type": "alibi", "learned": True, "init": "neutral"},
+    {"type": "alibi", "learned": "per_layer", "init": "neutral"},
     "t5",
     {"type": "t5", "shared": False},
     "kerple",

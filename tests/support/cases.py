@@ -56,6 +56,7 @@ CASES = [
     Case("xpos", {"type": "xpos", "scale_base": 2000}),
     Case("alibi", "alibi", scores=True),
     Case("alibi-learned", {"type": "alibi", "learned": True}, scores=True, sampled=True),
+    Case("alibi-per-layer", {"type": "alibi", "learned": "per_layer"}, scores=True, sampled=True),
     Case("t5", T5, scores=True),
     Case("t5-per-layer", {**T5, "shared": False}, scores=True, sampled=True),
     Case("kerple", "kerple", scores=True),
