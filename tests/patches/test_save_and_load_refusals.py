@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_posenc.model_types import MODEL_TYPES
 from tests.support import tiny_models as tiny
 
 CLASSES = {
@@ -209,4 +210,4 @@ print(again["posenc_gpt2"].__name__, CONFIG_MAPPING["posenc_llama"].__name__)
 print(sum(cls.__name__.startswith("PosEnc") for cls in CONFIG_MAPPING._extra_content.values()))
 """
     done = run(code)
-    assert done.stdout.split() == ["PosEncGPT2Config", "PosEncLlamaConfig", "3"], done.stderr
+    assert done.stdout.split() == ["PosEncGPT2Config", "PosEncLlamaConfig", str(len(MODEL_TYPES))], done.stderr

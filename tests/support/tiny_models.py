@@ -104,7 +104,17 @@ def model(
     if scheme is not None:
         hf_posenc.retrofit(built, scheme)
         randomise_scheme(built, seed + 1)
-    return built.to(dtype).eval()
+    return _cast(built, dtype).eval()
+
+
+def _cast(built: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Cast as `from_pretrained(dtype=...)` does: `Module.to` would also round LLaMA's rotary frequencies."""
+    frequencies = {name: buffer for name, buffer in built.named_buffers() if name.endswith("inv_freq")}
+    built.to(dtype)
+    for name, buffer in frequencies.items():
+        path, _, attribute = name.rpartition(".")
+        setattr(built.get_submodule(path), attribute, buffer)
+    return built
 
 
 def tokens(rows: int = 2, length: int = 12, seed: int = 0) -> torch.Tensor:
