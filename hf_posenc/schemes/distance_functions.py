@@ -33,7 +33,7 @@ def init_alibi_slopes(slopes: torch.Tensor) -> None:
 
 
 class AlibiOptions(Options):
-    learned: bool | Literal["per_layer"] = option(False, "make the slopes trainable: shared by all layers, or per layer")
+    learned: bool | Literal["per_layer"] = option(False, "train the slopes: one set for all layers, or one per layer")
     init: Literal["paper", "neutral"] = option("paper", "how learned slopes start: as in the paper, or at zero")
 
     def __post_init__(self) -> None:
