@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .families import ARCHITECTURES as ARCHITECTURES
     from .families import find_architecture as find_architecture
     from .families import max_positions as max_positions
+    from .head_layout import HeadLayout as HeadLayout
+    from .head_layout import find_head_layout as find_head_layout
     from .heads import find_auto_class as find_auto_class
     from .legacy import rename_legacy_tables as rename_legacy_tables
     from .live_models import architecture_of as architecture_of
@@ -45,6 +47,7 @@ _MODULES = {
     "ARCHITECTURES": "families",
     "Architecture": "architecture",
     "Explanation": "explanation",
+    "HeadLayout": "head_layout",
     "PosEncAttention": "attention_modules",
     "PosEncBaseModel": "variants",
     "PosEncModel": "variants",
@@ -57,6 +60,7 @@ _MODULES = {
     "explain": "explanation",
     "find_architecture": "families",
     "find_auto_class": "heads",
+    "find_head_layout": "head_layout",
     "init_scheme_weights": "attach",
     "max_positions": "families",
     "patched": "live_models",

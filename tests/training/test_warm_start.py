@@ -23,15 +23,8 @@ from transformers import (
 
 import hf_posenc
 from hf_posenc.errors import PosEncError
-from hf_posenc.patches import base_models
-from hf_posenc.training.warm_start import (
-    _attention_log_weights,
-    _AttentionDivergence,
-    _attentions,
-    _reference_copy,
-    absorb_table_mean,
-    fit,
-)
+from hf_posenc.training.attention_targets import LayerTarget, StockAttention, paired_bases
+from hf_posenc.training.warm_start import absorb_table_mean, fit
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 
@@ -96,6 +89,14 @@ def test_fit_brings_attention_closer_to_stock(architecture: str, scheme: Any) ->
     assert again.before == again.after == pytest.approx(result.after, rel=1e-5)
 
 
+def record_targets(stock: Any, variant: Any, input_ids: torch.Tensor) -> list[LayerTarget]:
+    """What the stock model attends to, layer by layer."""
+    ((stock_base, base),) = paired_bases(stock, variant)
+    targets: list[LayerTarget] = []
+    StockAttention(stock_base, base).visit_layers(input_ids, targets.append)
+    return targets
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_target_weights_are_those_of_the_stock_model(architecture: str) -> None:
     stock = tiny.model(architecture)
@@ -104,18 +105,9 @@ def test_target_weights_are_those_of_the_stock_model(architecture: str) -> None:
     with torch.no_grad():
         outputs = stock(input_ids, output_attentions=True)
         variant = hf_posenc.retrofit(copy.deepcopy(stock), "t5")
-        reference = _reference_copy(stock.base_model, variant.base_model)
-        positions = reference.prepare_inputs({"input_ids": input_ids}).positions
-        inputs: list[torch.Tensor] = []
-        for attention in _attentions(reference):
-            attention.register_forward_pre_hook(
-                lambda module, args, kwargs: inputs.append(args[0] if args else kwargs["hidden_states"]),
-                with_kwargs=True,
-            )
-        reference(input_ids)
-        for attention, states, expected in zip(_attentions(reference), inputs, outputs.attentions, strict=True):
-            weights = _attention_log_weights(attention, states, positions, None, "eager").exp()
-            torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
+        targets = record_targets(stock, variant, input_ids)
+    for target, expected in zip(targets, outputs.attentions, strict=True):
+        torch.testing.assert_close(target.log_weights.exp(), expected, rtol=0, atol=1e-6)
     assert not torch.allclose(outputs.attentions[0], outputs.attentions[1], atol=1e-3)
 
 
@@ -129,20 +121,14 @@ def test_target_weights_of_other_families(name: str) -> None:
         if not expected:
             pytest.skip(f"{type(stock).__name__} of this release of transformers returns no attention weights")
         variant = hf_posenc.retrofit(copy.deepcopy(stock), "t5")
-        (base,), (stock_base,) = base_models(variant), [m for m in stock.modules() if type(m) is base_class(variant)]
-        divergence = _AttentionDivergence(stock_base, base, input_ids, rows=2)
-        targets = divergence._stock_attention(input_ids)
+        targets = record_targets(stock, variant, input_ids)
     assert len(targets) == len(expected) == 4
-    for (_, _, _, log_weights), weights in zip(targets, expected, strict=True):
-        torch.testing.assert_close(log_weights.exp()[..., :14], weights, rtol=0, atol=1e-5)
+    for target, weights in zip(targets, expected, strict=True):
+        torch.testing.assert_close(target.log_weights.exp()[..., :14], weights, rtol=0, atol=1e-5)
     assert not torch.allclose(expected[0], expected[1], atol=1e-3)
-    own = hf_posenc.retrofit(copy.deepcopy(stock), base.architecture.stock_scheme)
+    own = hf_posenc.retrofit(copy.deepcopy(stock), variant.architecture.stock_scheme)
     assert fit(stock, own, input_ids, steps=0).before == pytest.approx(0, abs=1e-6)
     assert fit(stock, variant, input_ids, steps=0).before > 1e-2
-
-
-def base_class(variant: Any) -> type:
-    return base_models(variant)[0].stock_class
 
 
 def test_fit_recovers_a_bias_exactly() -> None:

@@ -1,0 +1,179 @@
+"""What a stock model attends to, layer by layer: the target of a warm start.
+
+The stock model runs on some text, and the hidden states that enter each attention layer are split into content and
+position: a rotation acts after the projections, so the states are content already; a position table shows up as what
+the states at one position have in common, so that mean is removed.
+
+Shape legend: B batch, N tokens, E hidden size, H heads, G key heads, D head size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from ..attention import apply_rotation, materialize, scale_content, score_terms, visible_pairs
+from ..errors import PosEncError
+from ..patches import PosEncAttention, PosEncBaseModel, architecture_of, base_models, retrofit
+from ..patches.compat import attn_implementation
+from ..schemes import Content, Positions
+
+
+class LayerTarget(NamedTuple):
+    """One call of a stock attention layer."""
+
+    layer: int
+    content_BNE: torch.Tensor
+    """The hidden states that enter the layer, without what a position table that the variant drops has added."""
+    mask: torch.Tensor | None
+    log_weights: torch.Tensor
+    """The logarithm of its attention weights, (B, H, N, N), or one more key for the architecture's sinks."""
+
+
+class StockAttention:
+    """The attention of a stock base model, next to the variant that is to reproduce it."""
+
+    def __init__(self, stock_base: PreTrainedModel, base: PreTrainedModel) -> None:
+        self.base, self.reference = base, _reference(stock_base, base)
+        self.attentions = base.architecture.self_attentions(base)
+        self.drops_table = drops_table(base)
+        self._backend = attn_implementation(base.config)
+
+    @torch.no_grad()
+    def visit_layers(self, input_ids: torch.Tensor, visit: Callable[[LayerTarget], None]) -> None:
+        """Run the stock model on some text, and call a function for each of its attention layers."""
+        positions = self.reference_positions(input_ids)
+
+        def record(attention: PosEncAttention, args: Any, kwargs: Any) -> None:
+            inputs = {**dict(zip(attention.argument_names, args, strict=False)), **kwargs}
+            states_BNE, mask = inputs["hidden_states"], inputs.get("attention_mask")
+            log_weights = self.log_weights(attention, states_BNE, positions, mask)
+            if self.drops_table:  # remove what the states at the same position have in common
+                states_BNE = states_BNE - (states_BNE.mean(0, keepdim=True) - states_BNE.mean((0, 1), keepdim=True))
+            visit(LayerTarget(attention.layer_idx, states_BNE, mask, log_weights))
+
+        with contextlib.ExitStack() as hooks:
+            for attention in self.reference.architecture.self_attentions(self.reference):
+                hooks.enter_context(attention.register_forward_pre_hook(record, with_kwargs=True))
+            self.reference(input_ids)
+
+    @torch.no_grad()
+    def rotations(self, layer: int, input_ids: torch.Tensor) -> torch.Tensor | None:
+        """The rotation of a stock layer at each position of some text, as matrices (N, D, D); None if it has none."""
+        attention = self.reference.architecture.self_attentions(self.reference)[layer]
+        active = attention.layer_schemes(self.reference_positions(input_ids[:1]))
+        rotations = [*active.rotate, *active.stock_rotation]
+        if not rotations:
+            return None
+        size = self.reference.architecture.shape(self.reference.config).head_size
+        basis = torch.eye(size, device=input_ids.device)[None, :, None].expand(1, -1, input_ids.shape[1], -1)
+        return apply_rotation(basis, rotations, keys=False)[0].permute(1, 2, 0)
+
+    def reference_positions(self, input_ids: torch.Tensor) -> Positions:
+        """The positions of a forward pass of the stock model."""
+        return self.reference.prepare_inputs({"input_ids": input_ids}).positions
+
+    def variant_positions(self, input_ids: torch.Tensor) -> Positions:
+        """The positions of a forward pass of the variant."""
+        return self.base.prepare_inputs({"input_ids": input_ids}).positions
+
+    def log_weights(
+        self,
+        attention: PosEncAttention,
+        states_BNE: torch.Tensor,
+        positions: Positions,
+        mask: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The logarithm of an attention layer's weights for given hidden states, (B, H, N, N).
+
+        Architectures with sinks have one more key.
+
+        Args:
+            attention: The layer, of the stock model or the variant.
+            states_BNE: The hidden states that enter it.
+            positions: The positions of the model that the layer is part of.
+            mask: The mask of the layer.
+            bias: Added to the logits in place of what the layer's schemes add.
+        """
+        layer, projections = attention.layer_schemes(positions), attention.project(states_BNE)
+        query_BHND, key_BGND, softcap = projections.query_BHND, projections.key_BGND, projections.softcap
+        visible = visible_pairs(mask, positions.causal and mask is None, query_BHND, states_BNE.shape[1])
+        rotations = [*layer.rotate, *layer.stock_rotation]
+        content = Content(
+            query_BHND,
+            apply_rotation(query_BHND, rotations, keys=False),
+            apply_rotation(key_BGND, rotations, keys=True),
+            projections.scaling,
+            lambda: visible,
+            attention.project_rows,
+        )
+        query_BHND = scale_content(content.rotated_query_BHQD, layer.content_scale)
+        logits = query_BHND.matmul(content.key_BHKD.transpose(-1, -2)) * content.scaling
+        if softcap is not None and self._backend != "sdpa":  # SDPA does not cap
+            logits = softcap * torch.tanh(logits / softcap)
+        if bias is not None:
+            logits = logits + bias
+        else:
+            for term in score_terms(layer.score, content):
+                logits = logits + materialize(term, positions, content)
+        logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
+        if projections.sinks_H is not None:
+            sinks_BHN1 = projections.sinks_H[:, None, None].expand(*logits.shape[:-1], 1)
+            logits = torch.cat([logits, sinks_BHN1], dim=-1)
+        return logits.log_softmax(-1)
+
+
+def paired_bases(
+    stock_model: PreTrainedModel, variant: PreTrainedModel
+) -> Iterator[tuple[PreTrainedModel, PreTrainedModel]]:
+    """The base models of a stock model and its variant. Raises PosEncError if they do not belong together."""
+    stock_class = architecture_of(stock_model).base
+    stock_bases = [module for module in stock_model.modules() if isinstance(module, stock_class)]
+    bases = base_models(variant)
+    if not bases:
+        raise PosEncError(
+            f"{type(variant).__name__} has no position scheme to fit: load it with from_pretrained(..., "
+            "position_scheme=...) or change it with hf_posenc.retrofit"
+        )
+    sizes = operator.attrgetter("config.hidden_size", "config.num_hidden_layers", "config.num_attention_heads")
+    if list(map(sizes, stock_bases)) != list(map(sizes, bases)):
+        raise PosEncError(
+            f"{type(stock_model).__name__} and {type(variant).__name__} have different sizes: pass the stock model "
+            "that the variant was made from"
+        )
+    yield from zip(stock_bases, bases, strict=True)
+
+
+def check_input_ids(input_ids: torch.Tensor) -> None:
+    """Raise PosEncError unless this is a batch of token ids."""
+    if not isinstance(input_ids, torch.Tensor):
+        raise PosEncError(f"input_ids must be a tensor of token ids, got {type(input_ids).__name__}")
+    if input_ids.dtype not in (torch.long, torch.int) or input_ids.ndim != 2 or not input_ids.numel():
+        tensor = f"{input_ids.dtype} of shape {tuple(input_ids.shape)}"
+        raise PosEncError(f"input_ids must be integers of shape (batch, length), got {tensor}")
+
+
+def drops_table(base: PreTrainedModel) -> bool:
+    """Whether a variant does without its architecture's position table."""
+    return base.architecture.table is not None and not any(s.uses_stock_table() for s in base.position_scheme)
+
+
+def _reference(stock_base: PreTrainedModel, base: PreTrainedModel) -> PreTrainedModel:
+    """The stock model with its own encoding as a scheme, which computes the same and exposes its attention layers.
+
+    It shares the weights, unless the variant is on another device or of another dtype.
+    """
+    is_same = (stock_base.device, stock_base.dtype) == (base.device, base.dtype)
+    tensors = (*stock_base.parameters(), *stock_base.buffers()) if is_same else ()
+    reference = copy.deepcopy(stock_base, {id(tensor): tensor for tensor in tensors}).eval()
+    if not is_same:
+        reference.to(device=base.device, dtype=base.dtype)
+    reference.set_attn_implementation("eager")  # every layer gets its mask, which differs where some have a window
+    return reference if isinstance(reference, PosEncBaseModel) else retrofit(reference, base.architecture.stock_scheme)
