@@ -32,6 +32,7 @@ DEFAULT_ARGUMENTS = {
 }
 """Where our defaults differ from those of TrainingArguments. The learning rate depends on the model's width."""
 COMMAND_LINE_ONLY = ("config", "restart", "as_json")
+RECIPE_OPTIONS = ("reorder_heads", "fold_rotation", "match_biases", "teacher", "fit_ratio")
 _CONFIG_EXTRAS = "hf_posenc.train.extras"
 
 
@@ -76,6 +77,8 @@ def train(
     train_length: Annotated[str, Option(help="Tokens per row; or stages, 512,1024 or 512:300,1024:100.")],
     output_dir: Annotated[Path, Option(help="Directory for checkpoints and the variant.")],
     scheme: Annotated[str | None, Option(help="New scheme of a stock model: a name, or JSON.")] = None,
+    tokens: Annotated[int | None, Option(min=1, help="Tokens to train on: chooses batch size and passes.")] = None,
+    passes: Annotated[int | None, Option(min=1, help="How often each row is used, with --tokens.")] = None,
     config: Annotated[
         Path | None,
         Option(help="YAML file with options; the command line wins.", callback=_load_config_file, is_eager=True),
@@ -84,6 +87,9 @@ def train(
     recipe: Annotated[str | None, Option(help="recommended, or naive for plain fine-tuning.")] = None,
     teacher: Annotated[bool | None, Option(help="Distill from the stock model.")] = None,
     teacher_model: Annotated[str | None, Option(help="Another checkpoint to distill from.")] = None,
+    reorder_heads: Annotated[bool | None, Option(help="Give each bias the head that suits it best.")] = None,
+    fold_rotation: Annotated[bool | None, Option(help="Keep the mean of a dropped rotation.")] = None,
+    match_biases: Annotated[bool | None, Option(help="Start biases from the stock model's attention.")] = None,
     fit_ratio: Annotated[float | None, Option(help="Fraction of the training tokens to fit attention on.")] = None,
     kl_loss_weight: Annotated[float | None, Option(help="Weight of the teacher's predictions.")] = None,
     hidden_loss_weight: Annotated[float | None, Option(help="Weight of the teacher's hidden states.")] = None,
@@ -115,7 +121,7 @@ def train(
 
     Example: accelerate launch -m hf_posenc train --config run.yaml --output-dir out
     """
-    skipped = (*COMMAND_LINE_ONLY, "output_dir")
+    skipped = (*COMMAND_LINE_ONLY, "output_dir", "passes")
     options = {name: value for name, value in context.params.items() if value is not None and name not in skipped}
     # Trainer prints its logs, which are not JSON.
     stdout = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
@@ -152,7 +158,7 @@ def build_request(options: dict[str, Any]) -> TrainRequest:
         raise PosEncError(f"Unknown recipe {name!r}; expected one of {sorted(RECIPES)}")
     kinds = [kind for kind in ("kl", "hidden", "label") if f"{kind}_loss_weight" in options]
     weights = {kind: options.pop(f"{kind}_loss_weight") for kind in kinds}
-    changes: dict[str, Any] = {field: options.pop(field) for field in ("teacher", "fit_ratio") if field in options}
+    changes: dict[str, Any] = {field: options.pop(field) for field in RECIPE_OPTIONS if field in options}
     changes["loss_weights"] = dataclasses.replace(RECIPES[name].loss_weights, **weights)
     if "scheme" in options:
         options["scheme"] = parse_scheme_option(options["scheme"])
@@ -163,15 +169,13 @@ def parse_training_arguments(request: TrainRequest, context: typer.Context) -> T
     """TrainingArguments from our defaults, a config file's values and the command line, in this order."""
     from transformers import HfArgumentParser, TrainingArguments
 
-    from ..training import default_learning_rate, load_config
-
-    values = {**DEFAULT_ARGUMENTS, "output_dir": context.params["output_dir"]}
-    values |= {"learning_rate": default_learning_rate(load_config(request)), **context.meta.get(_CONFIG_EXTRAS, {})}
+    values = {**DEFAULT_ARGUMENTS, "output_dir": context.params["output_dir"], **context.meta.get(_CONFIG_EXTRAS, {})}
     words: list[str] = []
     for name, value in values.items():
         words += [f"--{name}", *map(_to_text, value if isinstance(value, list) else [value])]
+    words += context.args
     parser = HfArgumentParser(TrainingArguments, prog="hf-posenc train", usage="%(prog)s [options]", allow_abbrev=False)
-    arguments, unknown = parser.parse_args_into_dataclasses([*words, *context.args], return_remaining_strings=True)
+    arguments, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
     if unknown:
         names = [*_option_names(context), *(field.name for field in dataclasses.fields(TrainingArguments))]
         options = [f"--{name.replace('_', '-')}" for name in names]
@@ -181,7 +185,27 @@ def parse_training_arguments(request: TrainRequest, context: typer.Context) -> T
             f"Unknown option {' '.join(unknown)}.{hint} Expected one of the options in --help, or a field of "
             "transformers.TrainingArguments"
         )
+    given = {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    _apply_budget(request, arguments, context.params["passes"], given)
     return arguments
+
+
+def _apply_budget(request: TrainRequest, arguments: TrainingArguments, passes: int | None, given: set[str]) -> None:
+    """Set what follows from the number of tokens and the model's width, unless it was given."""
+    from ..training import budget_arguments, default_learning_rate, load_config, parse_train_length, rows_per_step
+
+    length = parse_train_length(request.train_length, arguments.max_steps)[0].length
+    if request.tokens is not None:
+        if arguments.max_steps > 0:
+            raise PosEncError("--tokens and --max-steps both say how long to train: leave one of them out")
+        budget = budget_arguments(request.tokens, length, passes, arguments.world_size)
+        for name in budget.keys() - given:
+            setattr(arguments, name, budget[name])
+    elif passes is not None:
+        raise PosEncError("--passes needs --tokens; without a budget, use --num-train-epochs")
+    if "learning_rate" not in given:
+        config = load_config(request)
+        arguments.learning_rate = default_learning_rate(config, rows_per_step(arguments) * length)
 
 
 def _hub_repo(arguments: TrainingArguments) -> str | None:

@@ -1,6 +1,7 @@
 """Recover a model's quality after its position encoding has changed: warm start, distillation, training runs."""
 
-from .arguments import RECIPES, Recipe, TrainRequest, default_learning_rate, resolve_fit_ratio
+from .arguments import RECIPES, Recipe, TrainRequest, parse_train_length, resolve_fit_ratio, rows_per_step
+from .budget import budget_arguments, default_learning_rate
 from .closed_form import closed_form_start
 from .data import generate_text
 from .distillation import LossWeights, Teacher, TeacherOutput, record_hidden_states, transformer_layers
@@ -10,14 +11,7 @@ from .run import train
 from .trainer import RecoveryTrainer
 from .warm_start import FitResult, absorb_table_mean, fit
 
-__all__ = ["RECIPES", "Recipe", "TrainRequest", "default_learning_rate", "load_config", "resolve_fit_ratio", "train"]
+__all__ = ["RECIPES", "Recipe", "TrainRequest", "budget_arguments", "default_learning_rate", "load_config", "train"]
 __all__ += ["LossWeights", "RecoveryTrainer", "Teacher", "TeacherOutput", "record_hidden_states", "transformer_layers"]
-__all__ += [
-    "FitResult",
-    "absorb_table_mean",
-    "closed_form_start",
-    "fit",
-    "generate_text",
-    "parameter_groups",
-    "train_positions_only",
-]
+__all__ += ["FitResult", "absorb_table_mean", "closed_form_start", "fit", "generate_text", "parameter_groups"]
+__all__ += ["parse_train_length", "resolve_fit_ratio", "rows_per_step", "train_positions_only"]

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from transformers import PreTrainedConfig, TrainingArguments
+from transformers import TrainingArguments
 
 from ..checkpoints import (
     COMPANION_FILES,
@@ -43,8 +43,6 @@ RESUME_ARGUMENTS = (
 )
 """TrainingArguments that must not change on resuming, besides the rows per step over all devices."""
 DEFAULT_FIT_RATIO = 0.1
-REFERENCE_LEARNING_RATE, REFERENCE_HIDDEN_SIZE = 4e-3, 64
-"""The learning rate that worked best for a model of this width; see benchmarks/RECOVERY.md."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +51,9 @@ class Recipe:
 
     Attributes:
         absorb_table_mean: Keep the mean of a dropped position table, in architectures with an embedding to hold it.
+        reorder_heads: Give each bias the head that suits it best, see `closed_form_start`.
+        fold_rotation: Keep the mean of a dropped rotation, in the query weights.
+        match_biases: Start biases by distance from how much the stock model attends to each distance.
         fit_ratio: Tokens to fit attention on before training, as a fraction of the training tokens. None: a tenth
             where fitting helps, see `resolve_fit_ratio`.
         teacher: Distill from the stock model instead of learning from the text alone.
@@ -67,6 +68,9 @@ class Recipe:
     """
 
     absorb_table_mean: bool = True
+    reorder_heads: bool = True
+    fold_rotation: bool = True
+    match_biases: bool = True
     fit_ratio: float | None = None
     teacher: bool = True
     loss_weights: LossWeights = LossWeights()
@@ -81,7 +85,15 @@ class Recipe:
 
 
 RECOMMENDED = Recipe()
-NAIVE = Recipe(absorb_table_mean=False, fit_ratio=0.0, teacher=False, position_lr_multiplier=1.0)
+NAIVE = Recipe(
+    absorb_table_mean=False,
+    reorder_heads=False,
+    fold_rotation=False,
+    match_biases=False,
+    fit_ratio=0.0,
+    teacher=False,
+    position_lr_multiplier=1.0,
+)
 """The baseline: change the encoding and fine-tune on text."""
 RECIPES = {"recommended": RECOMMENDED, "naive": NAIVE}
 
@@ -100,11 +112,6 @@ def resolve_fit_ratio(recipe: Recipe, architecture: Architecture, scheme: Positi
     return DEFAULT_FIT_RATIO if architecture.rotary or replaces_table else 0.0
 
 
-def default_learning_rate(config: PreTrainedConfig) -> float:
-    """The learning rate for a model: it falls with the square root of the width."""
-    return REFERENCE_LEARNING_RATE * math.sqrt(REFERENCE_HIDDEN_SIZE / config.hidden_size)
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainRequest:
     """The arguments of a training run that transformers' `TrainingArguments` do not cover.
@@ -115,6 +122,7 @@ class TrainRequest:
             model.
         train_length: Tokens per row, as "1024"; or stages, as "512,1024" or "512:300,1024:100" (with steps).
         scheme: The new position scheme of a stock model.
+        tokens: How many tokens of the data to use; all if None. See `budget_arguments`.
         recipe: The steps of the run.
         teacher_model: Checkpoint to distill from instead of the stock model.
         task: One of the values of `Objective`; inferred from the checkpoint's head if None.
@@ -140,6 +148,7 @@ class TrainRequest:
     data: str
     train_length: str
     scheme: PositionScheme | None = None
+    tokens: int | None = None
     recipe: Recipe = RECOMMENDED
     teacher_model: str | None = None
     task: str | None = None
@@ -160,6 +169,8 @@ class TrainRequest:
     def __post_init__(self) -> None:
         if self.trainable not in get_args(Trainable):
             raise PosEncError(f"Unknown --trainable {self.trainable!r}; expected one of {get_args(Trainable)}")
+        if self.tokens is not None and self.tokens < 1:
+            raise PosEncError(f"--tokens must be at least 1, got {self.tokens}")
         if not 0 < self.mlm_probability < 1:
             raise PosEncError(f"--mlm-probability must be between 0 and 1, got {self.mlm_probability}")
         if self.position_learning_rate is not None and not 0 < self.position_learning_rate < math.inf:

@@ -18,6 +18,7 @@ from ..patches import ARCHITECTURES, architecture_of, max_positions, plan_scheme
 from ..text_data import load_text_dataset
 from ..validation import truncate_repr
 from .arguments import SELF_GENERATED, Stage, TrainRequest, resolve_fit_ratio, rows_per_step
+from .closed_form import HeadOrders, closed_form_start
 from .data import RowBuilder, concatenate_stages, sample_input_ids, self_generated_dataset
 from .distillation import Teacher
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 MAX_SELF_GENERATED_ROWS = 4096
-FIT_ROWS, FIT_ROWS_TABLE, FIT_LENGTH, MAX_FIT_STEPS = 2, 4, 128, 2000
+CLOSED_FORM_ROWS, FIT_ROWS, FIT_ROWS_TABLE, FIT_LENGTH, MAX_FIT_STEPS = 12, 2, 4, 128, 2000
 """Small batches of short rows fit best for their cost; to remove a position table takes more rows to average over."""
 
 
@@ -86,6 +87,8 @@ class RunBuilder:
             raise PosEncError("Only causal models can generate their own text: pass --data with text")
         if self.request.streaming and len(self.stages) > 1:
             raise PosEncError("Streamed data supports a single --train-length: train the stages one after the other")
+        if self.request.tokens is not None and len(self.stages) > 1:
+            raise PosEncError("--tokens supports a single --train-length: give each stage its steps instead")
         if self.request.streaming and self.arguments.max_steps <= 0:
             raise PosEncError("Streamed data has no known size: set --max-steps")
 
@@ -182,7 +185,7 @@ class RunBuilder:
             documents = load_text_dataset(request.data, request.split, request.streaming)
         datasets = [builder.build(documents) for builder in self.row_builders]
         if len(datasets) == 1:
-            return datasets[0]
+            return _limit_tokens(datasets[0], request.tokens, self.stages[0].length)
         self.arguments.train_sampling_strategy = "sequential"  # the rows are shuffled within each stage
         sizes = [(stage.steps or 0) * step_rows for stage in self.stages]
         return concatenate_stages(datasets, sizes, self.arguments.seed)
@@ -195,7 +198,7 @@ class RunBuilder:
 
     def build_student(self, rows: Dataset | IterableDataset, warm_start: bool) -> PreTrainedModel:
         """The model to train, with a warm start from the stock model unless the run resumes from a checkpoint."""
-        request, length = self.request, self.stages[0].length
+        request = self.request
         options = {} if request.scheme is None else {"position_scheme": request.scheme}
         # In float32 whatever the files are in: in half precision, small optimizer updates round to nothing.
         model = self._load_model(request.model, request.revision, dtype=torch.float32, **options)
@@ -206,23 +209,56 @@ class RunBuilder:
                     classifier.config.pad_token_id = self.tokenizer.pad_token_id
         if request.scheme is None or not warm_start:
             return model
+        self._start_from_stock_model(model, rows)
+        return model
+
+    def _start_from_stock_model(self, model: PreTrainedModel, rows: Dataset | IterableDataset) -> None:
+        """Everything that comes before the training: whatever the recipe and the trainable parameters allow."""
+        request, recipe, length = self.request, self.request.recipe, self.stages[0].length
         trains_all = request.trainable == "all"
-        absorbs_mean = request.recipe.absorb_table_mean and trains_all
-        steps, step_rows = self.arguments.max_steps, rows_per_step(self.arguments)
-        if steps <= 0:
-            steps = math.ceil(math.ceil(len(rows) / step_rows) * self.arguments.num_train_epochs)
-        fit_ratio = resolve_fit_ratio(request.recipe, architecture_of(model), request.scheme)
-        fit_tokens = math.ceil(fit_ratio * steps * step_rows * length)
-        fits = fit_tokens > 0 and self.objective is not Objective.CLASSIFICATION
-        if not (absorbs_mean or fits):
-            return model
+        fit_tokens = 0
+        if self.objective is not Objective.CLASSIFICATION:
+            fit_ratio = resolve_fit_ratio(recipe, architecture_of(model), request.scheme)
+            fit_tokens = math.ceil(fit_ratio * self._rows_seen(rows) * length)
+        absorbs_mean = recipe.absorb_table_mean and trains_all
+        pieces = {"reorder_heads": recipe.reorder_heads, "match_biases": recipe.match_biases}
+        pieces["fold_rotation"] = recipe.fold_rotation and request.trainable != "positions"
+        if not (absorbs_mean or fit_tokens or any(pieces.values())):
+            return
         stock_model = self._stock_model or self._load_model(request.model, request.revision)
         model.to(self.arguments.device)
         if absorbs_mean:
             absorb_table_mean(stock_model, model, min(length, max_positions(model.config)))
-        if fits:
-            _fit_on_rows(stock_model, model, rows, fit_tokens, length, projections=trains_all)
-        return model
+        head_orders = None
+        text_length = min(length, FIT_LENGTH, max_positions(model.config))
+        text = sample_input_ids(rows, CLOSED_FORM_ROWS, text_length)
+        if any(pieces.values()) and text is not None and len(text) > 1:
+            head_orders = closed_form_start(stock_model, model, text, **pieces)
+        if fit_tokens:
+            _fit_on_rows(stock_model, model, rows, fit_tokens, text_length, trains_all, head_orders)
+        from accelerate.utils import broadcast
+
+        for parameter in model.parameters():  # the results of several processes may differ in the last bit
+            parameter.data.copy_(broadcast(parameter.data))
+
+    def _rows_seen(self, rows: Dataset | IterableDataset) -> int:
+        """How many rows the training will see, counting each as often as it is used."""
+        steps, step_rows = self.arguments.max_steps, rows_per_step(self.arguments)
+        if steps <= 0:
+            steps = math.ceil(math.ceil(len(rows) / step_rows) * self.arguments.num_train_epochs)
+        return steps * step_rows
+
+
+def _limit_tokens(rows: Dataset | IterableDataset, tokens: int | None, length: int) -> Dataset | IterableDataset:
+    """The first rows, as many as make up a number of tokens."""
+    if tokens is None:
+        return rows
+    num_rows = max(tokens // length, 1)
+    if not hasattr(rows, "__len__"):
+        return rows.take(num_rows)
+    if len(rows) < num_rows:
+        logger.warning(f"The data has {len(rows) * length:,} tokens, fewer than the {tokens:,} of --tokens")
+    return rows.select(range(min(num_rows, len(rows))))
 
 
 def _fit_on_rows(
@@ -232,17 +268,22 @@ def _fit_on_rows(
     tokens: int,
     length: int,
     projections: bool,
+    head_orders: HeadOrders | None,
 ) -> None:
-    from accelerate.utils import broadcast
-
-    length = min(length, FIT_LENGTH, max_positions(model.config))
     batch_size = FIT_ROWS if architecture_of(model).rotary else FIT_ROWS_TABLE
     steps = min(math.ceil(tokens / (batch_size * length)), MAX_FIT_STEPS)
     input_ids = sample_input_ids(rows, steps * batch_size, length)
     if input_ids is None or len(input_ids) < batch_size:
         logger.warning("Skipping the attention fit: the training rows are too short or too few")
         return
-    result = fit(stock_model, model, input_ids, projections=projections, steps=steps, rows=batch_size, progress=True)
+    result = fit(
+        stock_model,
+        model,
+        input_ids,
+        projections=projections,
+        steps=steps,
+        rows=batch_size,
+        head_orders=head_orders,
+        progress=True,
+    )
     logger.info(f"Attention fit: from {result.before:.4f} to {result.after:.4f} nats per query")
-    for parameter in model.parameters():  # the results of several processes may differ in the last bit
-        parameter.data.copy_(broadcast(parameter.data))
