@@ -83,6 +83,12 @@ class Recipe:
         if not (self.hidden_loss_until >= 0 and self.position_lr_multiplier > 0):
             raise PosEncError(f"hidden_loss_until must be at least 0 and position_lr_multiplier above 0, got {self}")
 
+    @property
+    def starts_from_stock_model(self) -> bool:
+        """Whether anything happens before the training."""
+        pieces = (self.absorb_table_mean, self.reorder_heads, self.fold_rotation, self.match_biases)
+        return any(pieces) or self.fit_ratio != 0
+
 
 RECOMMENDED = Recipe()
 NAIVE = Recipe(

@@ -14,23 +14,20 @@ from transformers.utils import logging
 from ..checkpoints import read_config, read_shards
 from ..config import VariantConfig
 from ..errors import PosEncError
-from ..patches import ARCHITECTURES, architecture_of, max_positions, plan_schemes, refuse, with_scheme
+from ..patches import ARCHITECTURES, max_positions, plan_schemes, refuse, with_scheme
 from ..text_data import load_text_dataset
 from ..validation import truncate_repr
-from .arguments import SELF_GENERATED, Stage, TrainRequest, resolve_fit_ratio, rows_per_step
-from .closed_form import HeadOrders, closed_form_start
-from .data import RowBuilder, concatenate_stages, sample_input_ids, self_generated_dataset
+from .arguments import SELF_GENERATED, Stage, TrainRequest, rows_per_step
+from .data import RowBuilder, concatenate_stages, self_generated_dataset
 from .distillation import Teacher
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
-from .warm_start import absorb_table_mean, fit
+from .stock_start import start_from_stock_model
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 logger = logging.get_logger(__name__)
 MAX_SELF_GENERATED_ROWS = 4096
-CLOSED_FORM_ROWS, FIT_ROWS, FIT_ROWS_TABLE, FIT_LENGTH, MAX_FIT_STEPS = 12, 2, 4, 128, 2000
-"""Small batches of short rows fit best for their cost; to remove a position table takes more rows to average over."""
 
 
 def load_config(request: TrainRequest) -> PreTrainedConfig:
@@ -207,39 +204,16 @@ class RunBuilder:
             for classifier in (model, self.teacher.model if self.teacher is not None else model):
                 if getattr(classifier.config, "pad_token_id", None) is None:
                     classifier.config.pad_token_id = self.tokenizer.pad_token_id
-        if request.scheme is None or not warm_start:
+        if request.scheme is None or not warm_start or not request.recipe.starts_from_stock_model:
             return model
-        self._start_from_stock_model(model, rows)
-        return model
-
-    def _start_from_stock_model(self, model: PreTrainedModel, rows: Dataset | IterableDataset) -> None:
-        """Everything that comes before the training: whatever the recipe and the trainable parameters allow."""
-        request, recipe, length = self.request, self.request.recipe, self.stages[0].length
-        trains_all = request.trainable == "all"
-        fit_tokens = 0
-        if self.objective is not Objective.CLASSIFICATION:
-            fit_ratio = resolve_fit_ratio(recipe, architecture_of(model), request.scheme)
-            fit_tokens = math.ceil(fit_ratio * self._rows_seen(rows) * length)
-        absorbs_mean = recipe.absorb_table_mean and trains_all
-        pieces = {"reorder_heads": recipe.reorder_heads, "match_biases": recipe.match_biases}
-        pieces["fold_rotation"] = recipe.fold_rotation and request.trainable != "positions"
-        if not (absorbs_mean or fit_tokens or any(pieces.values())):
-            return
         stock_model = self._stock_model or self._load_model(request.model, request.revision)
         model.to(self.arguments.device)
-        if absorbs_mean:
-            absorb_table_mean(stock_model, model, min(length, max_positions(model.config)))
-        head_orders = None
-        text_length = min(length, FIT_LENGTH, max_positions(model.config))
-        text = sample_input_ids(rows, CLOSED_FORM_ROWS, text_length)
-        if any(pieces.values()) and text is not None and len(text) > 1:
-            head_orders = closed_form_start(stock_model, model, text, **pieces)
-        if fit_tokens:
-            _fit_on_rows(stock_model, model, rows, fit_tokens, text_length, trains_all, head_orders)
-        from accelerate.utils import broadcast
-
-        for parameter in model.parameters():  # the results of several processes may differ in the last bit
-            parameter.data.copy_(broadcast(parameter.data))
+        fits = self.objective is not Objective.CLASSIFICATION
+        tokens_seen = self._rows_seen(rows) * self.stages[0].length if fits else 0
+        start_from_stock_model(
+            stock_model, model, rows, request.recipe, request.trainable, self.stages[0].length, tokens_seen
+        )
+        return model
 
     def _rows_seen(self, rows: Dataset | IterableDataset) -> int:
         """How many rows the training will see, counting each as often as it is used."""
@@ -259,31 +233,3 @@ def _limit_tokens(rows: Dataset | IterableDataset, tokens: int | None, length: i
     if len(rows) < num_rows:
         logger.warning(f"The data has {len(rows) * length:,} tokens, fewer than the {tokens:,} of --tokens")
     return rows.select(range(min(num_rows, len(rows))))
-
-
-def _fit_on_rows(
-    stock_model: PreTrainedModel,
-    model: PreTrainedModel,
-    rows: Dataset | IterableDataset,
-    tokens: int,
-    length: int,
-    projections: bool,
-    head_orders: HeadOrders | None,
-) -> None:
-    batch_size = FIT_ROWS if architecture_of(model).rotary else FIT_ROWS_TABLE
-    steps = min(math.ceil(tokens / (batch_size * length)), MAX_FIT_STEPS)
-    input_ids = sample_input_ids(rows, steps * batch_size, length)
-    if input_ids is None or len(input_ids) < batch_size:
-        logger.warning("Skipping the attention fit: the training rows are too short or too few")
-        return
-    result = fit(
-        stock_model,
-        model,
-        input_ids,
-        projections=projections,
-        steps=steps,
-        rows=batch_size,
-        head_orders=head_orders,
-        progress=True,
-    )
-    logger.info(f"Attention fit: from {result.before:.4f} to {result.after:.4f} nats per query")
