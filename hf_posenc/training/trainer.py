@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel, Trainer
+from transformers.trainer_utils import TrainOutput
 
 from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
 from .checkpointing import CheckpointingTrainer
 from .data import IGNORE_INDEX
 from .distillation import LossWeights, Teacher, TeacherOutput, predicts_rows, record_hidden_states, transformer_layers
-from .divergence import Logits
+from .divergence import Logits, TopLogProbs
 from .linear_head import LeanForward
 from .optimizer import scheme_parameter_ids, split_parameter_group
+from .teacher_cache import TeacherCache
 
 LABELS = "labels"
 LOSS_TERMS = ("kl_loss", "pooled_loss", "hidden_loss", "label_loss")
@@ -36,6 +38,8 @@ class RecoveryTrainer(CheckpointingTrainer):
         teacher: The model to distill from; None for plain fine-tuning.
         loss_weights: Weights of the terms of the distillation loss.
         hidden_loss_until: Fraction of the training over which the hidden-state loss fades to zero.
+        teacher_cache: Keeps the teacher's predictions. Once the hidden-state loss has faded, the teacher no longer runs
+            on rows that it has seen; so let `hidden_loss_until` end within the first epoch.
         position_learning_rate: Learning rate of the position parameters; as for all others if None.
         predicts_tokens: Whether the evaluation loss is a mean over tokens; then its perplexity is logged too.
         has_adapters: Whether the model has LoRA adapters, which are merged into the weights that are saved.
@@ -48,6 +52,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         teacher: Teacher | None = None,
         loss_weights: LossWeights | None = None,
         hidden_loss_until: float = 1.0,
+        teacher_cache: TeacherCache | None = None,
         position_learning_rate: float | None = None,
         predicts_tokens: bool = True,
         has_adapters: bool = False,
@@ -57,6 +62,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         self.teacher = teacher
         self.loss_weights = loss_weights or LossWeights()
         self.hidden_loss_until = hidden_loss_until
+        self.teacher_cache = teacher_cache
         self.position_learning_rate = position_learning_rate
         self.predicts_tokens = predicts_tokens
         self.has_adapters = has_adapters
@@ -67,6 +73,8 @@ class RecoveryTrainer(CheckpointingTrainer):
         self._is_sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
         if teacher is not None:
             self.model_accepts_loss_kwargs = False  # the distillation loss is a mean, not a sum over labels
+            if self._is_sharded and teacher_cache is not None:  # all processes must run a sharded teacher together
+                raise PosEncError("A teacher cache does not work with FSDP or DeepSpeed: leave one of them out")
             if self._is_sharded:
                 teacher.model = self.accelerator.prepare_model(teacher.model, evaluation_mode=True)
             else:
@@ -90,7 +98,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         if not self._distills(model, inputs):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         hidden_scale = self._hidden_scale()
-        target = self._teacher_output(inputs)
+        target = self._teacher_output(inputs, hidden_scale)
         unwrapped = self.accelerator.unwrap_model(model)
         unwrapped = getattr(unwrapped, "_orig_mod", unwrapped)  # inside a compiled model
         if not self.loss_weights.label:  # with labels, the model would compute its own loss
@@ -112,10 +120,28 @@ class RecoveryTrainer(CheckpointingTrainer):
         loss = self._weighted_sum(terms, inputs, getattr(outputs, "loss", None), logits)
         return (loss, outputs) if return_outputs else loss
 
-    def _teacher_output(self, inputs: Batch) -> TeacherOutput:
+    def _teacher_output(self, inputs: Batch, hidden_scale: float) -> TeacherOutput:
+        """Run the teacher, or read its predictions from the cache if no hidden states are compared any more."""
         assert self.teacher is not None
         batch = {name: value for name, value in inputs.items() if name != LABELS}
-        return self.teacher.forward(batch, lean=not self._is_sharded, hidden_states=bool(self.loss_weights.hidden))
+        weights = self.loss_weights
+        cache = self.teacher_cache if weights.kl and torch.is_grad_enabled() else None
+        if cache is not None and not (weights.hidden and hidden_scale):
+            cached = cache.get(batch)
+            if cached is not None:
+                return TeacherOutput(cached, [])
+        output = self.teacher.forward(batch, lean=not self._is_sharded, hidden_states=bool(weights.hidden))
+        if cache is not None and output.logits_BNV is not None:
+            assert not isinstance(output.logits_BNV, TopLogProbs)
+            if not predicts_rows(output.logits_BNV):
+                cache.put(batch, output.logits_BNV)
+        return output
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        output = super().train(*args, **kwargs)
+        if self.teacher_cache is not None:
+            self.teacher_cache.flush()
+        return output
 
     def _lean_forward(self, model: nn.Module, unwrapped: PreTrainedModel, inputs: Batch) -> LeanForward | None:
         """The student's forward pass without logits; None where something else needs them, or hooks may not work."""
