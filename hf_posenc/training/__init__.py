@@ -8,10 +8,11 @@ from .distillation import LossWeights, Teacher, TeacherOutput, record_hidden_sta
 from .factories import load_config
 from .optimizer import parameter_groups, train_positions_only
 from .run import train
+from .teacher_cache import TeacherCache
 from .trainer import RecoveryTrainer
 from .warm_start import FitResult, absorb_table_mean, fit
 
 __all__ = ["RECIPES", "Recipe", "TrainRequest", "budget_arguments", "default_learning_rate", "load_config", "train"]
-__all__ += ["LossWeights", "RecoveryTrainer", "Teacher", "TeacherOutput", "record_hidden_states", "transformer_layers"]
+__all__ += ["LossWeights", "RecoveryTrainer", "Teacher", "TeacherCache", "TeacherOutput", "record_hidden_states"]
 __all__ += ["FitResult", "absorb_table_mean", "closed_form_start", "fit", "generate_text", "parameter_groups"]
-__all__ += ["parse_train_length", "resolve_fit_ratio", "rows_per_step", "train_positions_only"]
+__all__ += ["parse_train_length", "resolve_fit_ratio", "rows_per_step", "train_positions_only", "transformer_layers"]

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,9 @@ from transformers import PreTrainedModel
 
 from ..errors import PosEncError
 from ..patches import architecture_of, max_positions
+from .divergence import Logits, Target, kl_divergence
+from .hidden_loss import hidden_state_distance
+from .linear_head import LeanForward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +28,8 @@ class LossWeights:
 
     Attributes:
         kl: KL divergence from the teacher's predictions, in nats per token.
-        hidden: Squared error of the hidden states after each layer, relative to the teacher's.
+        hidden: Squared error of the hidden states after each layer, relative to the teacher's; massive activations are
+            left out.
         label: The usual loss on the labels.
 
     Raises:
@@ -55,14 +60,32 @@ class Teacher:
         self.layers = transformer_layers(model)
         self.max_length: int = max_positions(model.config)
         # With a cache, stock models do not separate packed documents by their position_ids.
-        self._options = {"use_cache": False} if getattr(model.config, "use_cache", False) else {}
+        self._options: dict[str, Any] = {"use_cache": False} if getattr(model.config, "use_cache", False) else {}
+        self._lean_forward = LeanForward(model)
 
     @torch.no_grad()
-    def forward(self, inputs: Mapping[str, torch.Tensor]) -> TeacherOutput:
-        """Run the teacher on the model inputs of a batch, without labels."""
-        with record_hidden_states(self.layers) as hidden_states:
-            outputs = self.model(**inputs, **self._options)
-        return TeacherOutput(getattr(outputs, "logits", None), hidden_states)
+    def forward(
+        self, inputs: Mapping[str, torch.Tensor], *, lean: bool = False, hidden_states: bool = True
+    ) -> TeacherOutput:
+        """Run the teacher.
+
+        Args:
+            inputs: The model inputs of a batch, without labels.
+            lean: Compute logits only on demand where the model's head allows, to save memory. Not for a sharded model.
+            hidden_states: Also return the output of each layer.
+
+        Returns:
+            What a student is compared with.
+        """
+        arguments: dict[str, Any] = {**inputs, **self._options}
+        if lean:
+            self._lean_forward.prepare(arguments)
+        with record_hidden_states(self.layers if hidden_states else []) as recorded:
+            if lean:
+                _, logits = self._lean_forward(arguments)
+            else:
+                logits = getattr(self.model(**arguments), "logits", None)
+        return TeacherOutput(logits, recorded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,17 +93,17 @@ class TeacherOutput:
     """A teacher's output for one batch, to compare a student's with.
 
     Attributes:
-        logits_BNV: Its logits; None for a model without a head, (B, V) for a classifier.
-        hidden_states: The output of each layer.
+        logits_BNV: Its logits, or what is kept of them; None for a model without a head, (B, V) for a classifier.
+        hidden_states: The output of each layer; empty if none are compared.
     """
 
-    logits_BNV: torch.Tensor | None
+    logits_BNV: Target | None
     hidden_states: list[torch.Tensor]
 
     def losses(
         self,
         weights: LossWeights,
-        logits: torch.Tensor | None,
+        logits: Logits | None,
         hidden_states: list[torch.Tensor],
         attention_mask: torch.Tensor | None = None,
         hidden_scale: float = 1.0,
@@ -100,8 +123,9 @@ class TeacherOutput:
         """
         terms = {}
         if weights.kl and self.logits_BNV is not None and logits is not None:
-            per_token = self.logits_BNV.ndim == 3  # a classifier has one prediction per row
-            terms["kl_loss"] = weights.kl * self.kl_divergence(logits, attention_mask if per_token else None)
+            terms["kl_loss"] = weights.kl * self.kl_divergence(
+                logits, None if predicts_rows(logits) else attention_mask
+            )
         layer_scales = [hidden_scale] * (len(hidden_states) - 1) + [hidden_scale if terms else 1.0]
         if weights.hidden and not terms:
             terms["pooled_loss"] = weights.hidden * self.pooled_distance(hidden_states[-1], attention_mask)
@@ -109,11 +133,10 @@ class TeacherOutput:
             terms["hidden_loss"] = weights.hidden * self.hidden_distance(hidden_states, attention_mask, layer_scales)
         return terms
 
-    def kl_divergence(self, logits_BNV: torch.Tensor, mask_BN: torch.Tensor | None = None) -> torch.Tensor:
+    def kl_divergence(self, logits_BNV: Logits, mask_BN: torch.Tensor | None = None) -> torch.Tensor:
         """KL divergence from the teacher's predictions to a student's, in nats per token."""
         assert self.logits_BNV is not None
-        target, prediction = (logits.float().log_softmax(-1) for logits in (self.logits_BNV, logits_BNV))
-        return _masked_mean((target.exp() * (target - prediction)).sum(-1), mask_BN)
+        return kl_divergence(self.logits_BNV, logits_BNV, mask_BN)
 
     def pooled_distance(self, states_BNE: torch.Tensor, mask_BN: torch.Tensor | None = None) -> torch.Tensor:
         """Cosine distance between the mean hidden states of each row."""
@@ -129,23 +152,18 @@ class TeacherOutput:
         mask_BN: torch.Tensor | None = None,
         layer_scales: list[float] | None = None,
     ) -> torch.Tensor:
-        """Relative squared error of the hidden states, averaged over layers."""
+        """Robust relative squared error of the hidden states, averaged over layers."""
         total = hidden_states[0].new_zeros((), dtype=torch.float32)
         scales = layer_scales or [1.0] * len(hidden_states)
         for scale, states_BNE, target_BNE in zip(scales, hidden_states, self.hidden_states, strict=True):
             if scale:
-                error, norm = (values.float().square().mean(-1) for values in (states_BNE - target_BNE, target_BNE))
-                # Relative per token: some tokens have states a hundred times larger than others and would dominate.
-                error = error / norm.clamp(min=torch.finfo(torch.float32).tiny)
-                total = total + scale * _masked_mean(error, mask_BN)
+                total = total + scale * hidden_state_distance(states_BNE, target_BNE, mask_BN)
         return total / len(hidden_states)
 
 
-def _masked_mean(values_BN: torch.Tensor, mask_BN: torch.Tensor | None) -> torch.Tensor:
-    if mask_BN is None:
-        return values_BN.mean()
-    mask_BN = mask_BN.to(values_BN.dtype)
-    return (values_BN * mask_BN).sum() / mask_BN.sum().clamp(min=1)
+def predicts_rows(logits: Logits) -> bool:
+    """Whether there is one prediction per row, as in a classifier, instead of one per token."""
+    return isinstance(logits, torch.Tensor) and logits.ndim == 2
 
 
 def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Trainer
-from transformers.utils import ModelOutput
+from transformers import PreTrainedModel, Trainer
+from transformers.trainer_utils import TrainOutput
 
 from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
 from .checkpointing import CheckpointingTrainer
 from .data import IGNORE_INDEX
-from .distillation import LossWeights, Teacher, TeacherOutput, record_hidden_states, transformer_layers
+from .distillation import LossWeights, Teacher, TeacherOutput, predicts_rows, record_hidden_states, transformer_layers
+from .divergence import Logits, TopLogProbs
+from .linear_head import LeanForward
 from .optimizer import scheme_parameter_ids, split_parameter_group
+from .teacher_cache import TeacherCache
 
 LABELS = "labels"
 LOSS_TERMS = ("kl_loss", "pooled_loss", "hidden_loss", "label_loss")
@@ -35,6 +38,8 @@ class RecoveryTrainer(CheckpointingTrainer):
         teacher: The model to distill from; None for plain fine-tuning.
         loss_weights: Weights of the terms of the distillation loss.
         hidden_loss_until: Fraction of the training over which the hidden-state loss fades to zero.
+        teacher_cache: Keeps the teacher's predictions. Once the hidden-state loss has faded, the teacher no longer runs
+            on rows that it has seen; so let `hidden_loss_until` end within the first epoch.
         position_learning_rate: Learning rate of the position parameters; as for all others if None.
         predicts_tokens: Whether the evaluation loss is a mean over tokens; then its perplexity is logged too.
         has_adapters: Whether the model has LoRA adapters, which are merged into the weights that are saved.
@@ -47,6 +52,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         teacher: Teacher | None = None,
         loss_weights: LossWeights | None = None,
         hidden_loss_until: float = 1.0,
+        teacher_cache: TeacherCache | None = None,
         position_learning_rate: float | None = None,
         predicts_tokens: bool = True,
         has_adapters: bool = False,
@@ -56,15 +62,20 @@ class RecoveryTrainer(CheckpointingTrainer):
         self.teacher = teacher
         self.loss_weights = loss_weights or LossWeights()
         self.hidden_loss_until = hidden_loss_until
+        self.teacher_cache = teacher_cache
         self.position_learning_rate = position_learning_rate
         self.predicts_tokens = predicts_tokens
         self.has_adapters = has_adapters
         self._is_finite = torch.ones((), dtype=torch.bool, device=self.args.device)
         self._term_sums = torch.zeros(len(LOSS_TERMS), 2, device=self.args.device)  # of the values, and their number
         self._mean_counts: torch.Tensor | None = None
+        self._student_forward: LeanForward | None = None
+        self._is_sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
         if teacher is not None:
             self.model_accepts_loss_kwargs = False  # the distillation loss is a mean, not a sum over labels
-            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            if self._is_sharded and teacher_cache is not None:  # all processes must run a sharded teacher together
+                raise PosEncError("A teacher cache does not work with FSDP or DeepSpeed: leave one of them out")
+            if self._is_sharded:
                 teacher.model = self.accelerator.prepare_model(teacher.model, evaluation_mode=True)
             else:
                 teacher.model.to(self.args.device)
@@ -86,19 +97,62 @@ class RecoveryTrainer(CheckpointingTrainer):
     ) -> Any:
         if not self._distills(model, inputs):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        assert self.teacher is not None
-        target = self.teacher.forward({name: value for name, value in inputs.items() if name != LABELS})
+        hidden_scale = self._hidden_scale()
+        target = self._teacher_output(inputs, hidden_scale)
         unwrapped = self.accelerator.unwrap_model(model)
-        layers = transformer_layers(getattr(unwrapped, "_orig_mod", unwrapped))  # inside a compiled model
-        with record_hidden_states(layers) as hidden_states:
-            outputs = model(**inputs)
-        if model.training and self.loss_weights.hidden and not hidden_states[-1].requires_grad:
+        unwrapped = getattr(unwrapped, "_orig_mod", unwrapped)  # inside a compiled model
+        if not self.loss_weights.label:  # with labels, the model would compute its own loss
+            inputs = {name: value for name, value in inputs.items() if name != LABELS}
+        forward = None if return_outputs else self._lean_forward(model, unwrapped, inputs)
+        with record_hidden_states(transformer_layers(unwrapped) if target.hidden_states else []) as hidden_states:
+            if forward is not None:
+                with self.accelerator.autocast():  # for the dtype of the logits
+                    outputs, logits = forward(inputs, model)
+            else:
+                outputs = model(**inputs)
+                logits = getattr(outputs, "logits", None)
+        if model.training and hidden_states and not hidden_states[-1].requires_grad:
             raise PosEncError(
                 "Reentrant gradient checkpointing hides hidden states from the loss: pass "
                 "--gradient-checkpointing-kwargs '{\"use_reentrant\": false}' or --hidden-loss-weight 0"
             )
-        loss = self._distillation_loss(target, outputs, hidden_states, inputs)
+        terms = target.losses(self.loss_weights, logits, hidden_states, inputs.get("attention_mask"), hidden_scale)
+        loss = self._weighted_sum(terms, inputs, getattr(outputs, "loss", None), logits)
         return (loss, outputs) if return_outputs else loss
+
+    def _teacher_output(self, inputs: Batch, hidden_scale: float) -> TeacherOutput:
+        """Run the teacher, or read its predictions from the cache if no hidden states are compared any more."""
+        assert self.teacher is not None
+        batch = {name: value for name, value in inputs.items() if name != LABELS}
+        weights = self.loss_weights
+        cache = self.teacher_cache if weights.kl and torch.is_grad_enabled() else None
+        if cache is not None and not (weights.hidden and hidden_scale):
+            cached = cache.get(batch)
+            if cached is not None:
+                return TeacherOutput(cached, [])
+        output = self.teacher.forward(batch, lean=not self._is_sharded, hidden_states=bool(weights.hidden))
+        if cache is not None and output.logits_BNV is not None:
+            assert not isinstance(output.logits_BNV, TopLogProbs)
+            if not predicts_rows(output.logits_BNV):
+                cache.put(batch, output.logits_BNV)
+        return output
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        output = super().train(*args, **kwargs)
+        if self.teacher_cache is not None:
+            self.teacher_cache.flush()
+        return output
+
+    def _lean_forward(self, model: nn.Module, unwrapped: PreTrainedModel, inputs: Batch) -> LeanForward | None:
+        """The student's forward pass without logits; None where something else needs them, or hooks may not work."""
+        is_plain = model is unwrapped or isinstance(model, nn.parallel.DistributedDataParallel)
+        if self._is_sharded or not is_plain or LABELS in inputs:
+            return None
+        if self._student_forward is None or self._student_forward.model is not unwrapped:
+            self._student_forward = LeanForward(unwrapped)
+        with self.accelerator.autocast():
+            self._student_forward.prepare(inputs)
+        return self._student_forward
 
     def _distills(self, model: nn.Module, inputs: Batch) -> bool:
         """In training, unless the teacher cannot read rows this long; in evaluation only if there are no labels."""
@@ -106,24 +160,25 @@ class RecoveryTrainer(CheckpointingTrainer):
             return self.teacher is not None
         return model.training and inputs["input_ids"].shape[-1] <= self.teacher.max_length
 
-    def _distillation_loss(
-        self, target: TeacherOutput, outputs: ModelOutput, hidden_states: list[torch.Tensor], inputs: Batch
+    def _hidden_scale(self) -> float:
+        """The factor of the hidden-state loss, which fades to zero."""
+        if not (torch.is_grad_enabled() and self.hidden_loss_until and self.state.max_steps > 0):
+            return 0.0
+        return max(1 - self.state.global_step / (self.hidden_loss_until * self.state.max_steps), 0.0)
+
+    def _weighted_sum(
+        self, terms: dict[str, torch.Tensor], inputs: Batch, label_loss: torch.Tensor | None, logits: Logits | None
     ) -> torch.Tensor:
-        training = torch.is_grad_enabled()
-        hidden_scale = 0.0
-        if training and self.hidden_loss_until and self.state.max_steps > 0:
-            hidden_scale = max(1 - self.state.global_step / (self.hidden_loss_until * self.state.max_steps), 0.0)
-        logits, mask = getattr(outputs, "logits", None), inputs.get("attention_mask")
-        terms = target.losses(self.loss_weights, logits, hidden_states, mask, hidden_scale)
+        """The total loss of a batch; also keeps the terms for the log."""
         token_weight, label_weight = self._batch_weights(inputs)
-        per_row = {"pooled_loss", "kl_loss"} if logits is not None and logits.ndim == 2 else {"pooled_loss"}
+        per_row = {"pooled_loss", "kl_loss"} if logits is not None and predicts_rows(logits) else {"pooled_loss"}
         for name in terms.keys() - per_row:
             terms[name] = terms[name] * token_weight
-        if self.loss_weights.label and LABELS in inputs:
-            terms["label_loss"] = self.loss_weights.label * outputs.loss * label_weight
+        if self.loss_weights.label and label_loss is not None:
+            terms["label_loss"] = self.loss_weights.label * label_loss * label_weight
         if not terms:
             raise PosEncError("There is nothing to learn: all loss weights that apply to this model are 0")
-        if training:
+        if torch.is_grad_enabled():
             for name, term in terms.items():
                 value = term.detach().float()
                 self._term_sums[LOSS_TERMS.index(name)] += torch.stack([value, torch.ones_like(value)])

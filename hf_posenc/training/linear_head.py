@@ -1,0 +1,112 @@
+"""Forward passes that leave out the logits, for models whose logits are a linear layer of the last hidden states."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from .divergence import Logits, ProjectedLogits
+
+LOGITS_TO_KEEP = "logits_to_keep"
+"""The argument of a forward pass that limits logits to the last tokens."""
+CHECKED_POSITIONS, PROBE_SCALE = 8, 64.0
+"""Softcaps hardly change small logits, so the check is made on larger ones."""
+
+
+class LeanForward:
+    """Runs a model without materializing its logits, if its output layer is linear; else as usual.
+
+    Args:
+        model: A model, without any wrapper.
+
+    Example:
+        >>> forward = LeanForward(model)
+        >>> forward.prepare(inputs)
+        >>> outputs, logits = forward(inputs)
+        >>> kl_divergence(teacher_logits, logits).backward()
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._head: nn.Linear | None = None
+        self._is_prepared = False
+
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        """Look for a linear head. The first time, this runs the model, so call it before registering any hooks."""
+        if not self._is_prepared:
+            self._head, self._is_prepared = find_linear_head(self.model, inputs), True
+
+    def __call__(
+        self, inputs: Mapping[str, Any], wrapped: nn.Module | None = None
+    ) -> tuple[ModelOutput, Logits | None]:
+        """Run the model, or the wrapper around it that is given.
+
+        Returns:
+            The outputs, with logits for the last token only if the head is linear; and the logits of all tokens, None
+            for a model without a head.
+        """
+        assert self._is_prepared, "call prepare() first"
+        call = self.model if wrapped is None else wrapped
+        if self._head is None:
+            outputs = call(**inputs)
+            return outputs, getattr(outputs, "logits", None)
+        with record_last_hidden_state(self.model) as states:
+            outputs = call(**inputs, **{LOGITS_TO_KEEP: 1})
+        return outputs, ProjectedLogits.from_head(states[0], self._head)
+
+
+def find_linear_head(model: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Linear | None:
+    """The output layer of a model, if its logits are nothing but this layer applied to the last hidden states.
+
+    Softcaps and logit scales are hidden in the code of a model, so it runs on the first row of the inputs to find out.
+
+    Args:
+        model: A model, without any wrapper.
+        inputs: A batch of inputs.
+
+    Returns:
+        The layer, or None if there is more to the logits, or the model always computes all of them.
+    """
+    head = model.get_output_embeddings()
+    if (
+        type(head) is not nn.Linear  # a subclass may compute something else
+        or head._forward_hooks
+        or head._forward_pre_hooks
+        or model.base_model is model
+        or LOGITS_TO_KEEP not in inspect.signature(type(model).forward).parameters
+    ):
+        return None
+    row = {name: value[:1] if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    devices = [model.device] if model.device.type != "cpu" else []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.random.fork_rng(devices, device_type=model.device.type if devices else "cuda"))
+        stack.enter_context(head.register_forward_hook(lambda module, args, output: output * PROBE_SCALE))
+        states = stack.enter_context(record_last_hidden_state(model))
+        logits = model(**row, **{LOGITS_TO_KEEP: CHECKED_POSITIONS}).logits
+    if len(states) != 1 or states[0].shape[:-1] != row["input_ids"].shape:
+        return None
+    projection = ProjectedLogits.from_head(states[0][:, -CHECKED_POSITIONS:], head)
+    expected = PROBE_SCALE * projection.dense()
+    tolerance = max(1e-5, 2 * torch.finfo(projection.dtype).eps)
+    is_linear = logits.shape == expected.shape and (logits - expected).abs().max() <= tolerance * expected.abs().max()
+    return head if is_linear else None
+
+
+@contextlib.contextmanager
+def record_last_hidden_state(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """Collect the output of the base model during a forward pass inside the context."""
+    states: list[torch.Tensor] = []
+
+    def record(module: nn.Module, args: object, output: ModelOutput | tuple[torch.Tensor, ...]) -> None:
+        states.append(output[0])
+
+    with model.base_model.register_forward_hook(record):
+        yield states
