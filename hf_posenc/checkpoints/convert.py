@@ -25,13 +25,12 @@ from ..patches.compat import checkpoint_to_model_names
 from ..spec import PositionScheme
 from .drift import Drift, measure_drift
 from .files import atomic_directory, companion_files, resolve_output_dir
-from .inspection import base_prefix, build_meta_model, check_weights
+from .inspection import base_prefix, build_meta_model, check_base_weights
 from .source import Shard, Source, open_source
 
 RotaryChange = Literal["interleaved_to_halves", "halves_to_interleaved"]
 """Meta's LLaMA files and GPT-J rotate neighbouring features together, transformers mostly those half a head apart."""
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-MAX_PROBLEMS_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +114,7 @@ def convert_checkpoint(
     config.record_base_model(source)
     register_variants(type(checkpoint.config))
     # Schemes are sized by the config, so the files must agree with it before they are built.
-    _, problems, _ = check_weights(checkpoint.config, checkpoint.tensors, base_only=True)
-    if problems:
-        raise PosEncError(f"The weights do not fit config.json: {'; '.join(problems[:MAX_PROBLEMS_SHOWN])}")
+    check_base_weights(checkpoint.config, checkpoint.tensors)
     plan = plan_schemes(checkpoint.architecture, config)
     config.architectures = [f"PosEnc{name}" for name in checkpoint.config.architectures or []] or None
     layout = _ModelLayout.of(checkpoint)

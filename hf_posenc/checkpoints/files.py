@@ -20,11 +20,9 @@ from safetensors import SafetensorError
 from ..errors import PosEncError
 
 WEIGHT_FILES = ("config.json", "*.safetensors", "model.safetensors.index.json")
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model")
 COMPANION_FILES = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "*.model",
+    *TOKENIZER_FILES,
     "special_tokens_map.json",
     "added_tokens.json",
     "generation_config.json",

@@ -139,13 +139,12 @@ def _measure(
 
 def _decode(source: str, tokens: tuple[int, ...]) -> tuple[str, ...] | None:
     """The text of each token, or None if the checkpoint has no tokenizer."""
-    from transformers import AutoTokenizer
+    from ..checkpoints import load_tokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        return tuple(tokenizer.decode([token]).strip() or f"token {token}" for token in tokens)
-    except (OSError, ValueError, KeyError, TypeError):
+    tokenizer = load_tokenizer(source)
+    if tokenizer is None:
         return None
+    return tuple(tokenizer.decode([token]).strip() or f"token {token}" for token in tokens)
 
 
 def _to_json(result: Any) -> dict[str, Any]:

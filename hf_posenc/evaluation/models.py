@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import torch
-import transformers
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from ..checkpoints import read_config
+from ..checkpoints import load_model, load_tokenizer, read_config
 from ..errors import PosEncError
 from ..patches import ARCHITECTURES, find_architecture, find_auto_class
 from .data import SpecialTokens, Windows
@@ -64,7 +63,7 @@ class Candidate:
         tokenizer = tokenizer or self._load_tokenizer()
         token_ids = tokenize(tokenizer)
         if isinstance(self.source, str):
-            model = self._from_pretrained(settings.dtype).to(group.device)
+            model = self._load_model(self.source, settings.dtype).to(group.device)
         elif settings.dtype is None:
             model = self.source
         else:
@@ -82,24 +81,23 @@ class Candidate:
             model.train(was_training)
 
     def _load_tokenizer(self) -> PreTrainedTokenizerBase | None:
-        source = self.source if isinstance(self.source, str) else getattr(self.config, "name_or_path", "")
+        if isinstance(self.source, str):
+            return load_tokenizer(self.source, self.revision)
+        name = getattr(self.config, "name_or_path", "")
         try:
-            return AutoTokenizer.from_pretrained(source, revision=self.revision) if source else None
-        except (OSError, ValueError, KeyError):  # what transformers raises for a directory without a tokenizer
+            return load_tokenizer(name, self.revision) if name else None
+        except PosEncError:  # where a live model came from may be gone
             return None
 
-    def _from_pretrained(self, dtype: str | None) -> PreTrainedModel:
+    def _load_model(self, source: str, dtype: str | None) -> PreTrainedModel:
+        auto_class = AUTO_CLASSES[self.task]
         try:
-            model, loading_info = getattr(transformers, AUTO_CLASSES[self.task]).from_pretrained(
-                self.source, dtype=dtype or "auto", revision=self.revision, output_loading_info=True
-            )
-        except (OSError, ValueError) as error:
-            message = str(error).split("Model type should be")[0].strip()
-            raise PosEncError(f"Cannot load {self.source} for the task {self.task}: {message}") from error
-        missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))
+            model, missing = load_model(source, auto_class, self.revision, dtype=dtype or "auto")
+        except PosEncError as error:
+            raise PosEncError(f"Cannot evaluate {self.name} for the task {self.task}: {error}") from error
         if missing:  # they would be random, and so would the results
             raise PosEncError(
-                f"{self.source} lacks weights for the task {self.task}, such as {missing[0]}: remove the task, or use "
+                f"{source} lacks weights for the task {self.task}, such as {missing[0]}: remove the task, or use "
                 "a checkpoint that has them"
             )
         return model
