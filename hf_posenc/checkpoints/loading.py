@@ -90,6 +90,8 @@ def _load_errors(name: str | Path) -> Iterator[None]:
         raise
     except Exception as error:  # damaged files raise all kinds of errors, RecursionError among them
         message = str(error).split("Model type should be")[0].strip()  # followed by a list of all model types
+        if "trust_remote_code" in message:
+            message = "it needs code of its author, which is never run; use a checkpoint that transformers supports"
         raise PosEncError(f"Cannot load {name}: {truncate_repr(message, str)}") from error
 
 

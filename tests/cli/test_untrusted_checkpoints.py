@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import hf_posenc
 from hf_posenc.cli import app
 from tests.support import word_level_tokenizer as word_level
 
@@ -89,9 +90,13 @@ def test_hostile_checkpoints_are_refused(name: str, checkpoint: Path, tmp_path: 
         assert not created.exists(), command
 
 
-def test_other_files_next_to_the_weights_are_not_run(checkpoint: Path, tmp_path: Path) -> None:
-    """With safetensors and a stock class, a pickle and code are ignored, not refused."""
+@pytest.mark.parametrize("kind", ["stock", "variant"])
+def test_other_files_next_to_the_weights_are_not_run(kind: str, checkpoint: Path, tmp_path: Path) -> None:
+    """With safetensors and a stock class, pickles and code are ignored; refused if nothing else will do."""
     created = tmp_path / "created"
+    if kind == "variant":
+        hf_posenc.convert_checkpoint(checkpoint, "alibi", tmp_path / "variant")
+        checkpoint = tmp_path / "variant"
     name_code(checkpoint, created, "tokenizer_config.json", **TOKENIZER_CODE)
     (checkpoint / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(created)))
     name_code(checkpoint, created, "config.json", auto_map={"AutoModelForCausalLM": "trap.Trap"})
@@ -102,8 +107,9 @@ def test_other_files_next_to_the_weights_are_not_run(checkpoint: Path, tmp_path:
         ["plot", "token-clusters", "--model", str(checkpoint), "--length", "12", "--json"],
     ):
         done = CliRunner().invoke(app, command, input="y\n" * 9)
-        assert done.exit_code == 0, (command, done.output, done.exception)
         assert not created.exists(), command
+        assert done.exit_code in (0, 2), (command, done.output, done.exception)
+        assert "trust_remote_code" not in done.output
 
 
 def test_tokens_need_no_tokenizer(checkpoint: Path, tmp_path: Path) -> None:
