@@ -23,8 +23,9 @@ from ..errors import PosEncError
 from ..patches import SchemePlan, init_scheme_weights, plan_schemes, register_variants, with_scheme
 from ..patches.compat import checkpoint_to_model_names
 from ..spec import PositionScheme
+from .companions import Companions, check_links, remove_code_fields
 from .drift import Drift, measure_drift
-from .files import atomic_directory, companion_files, resolve_output_dir
+from .files import atomic_directory, resolve_output_dir
 from .inspection import base_prefix, build_meta_model, check_base_weights
 from .source import Shard, Source, open_source
 
@@ -45,6 +46,7 @@ class Conversion:
         kept: Parameter counts of all other tensors, by name.
         linked_shards: Files that were hard-linked (or copied) unchanged.
         rewritten_shards: Files that lost a tensor or had rotary features reordered.
+        left_out: Code and pickles of the source, and fields of its JSON files that name code.
         drift: How far outputs moved from the source's, if `drift_text` was given.
     """
 
@@ -55,6 +57,7 @@ class Conversion:
     kept: dict[str, int]
     linked_shards: tuple[str, ...]
     rewritten_shards: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
     drift: Drift | None = None
 
     def __str__(self) -> str:
@@ -63,6 +66,7 @@ class Conversion:
             lines.append(f"  {label:<8} {len(tensors):>6,} tensors {sum(tensors.values()):>15,} parameters")
             if label != "kept":
                 lines.extend(f"    {name} ({numel:,})" for name, numel in sorted(tensors.items()))
+        lines += [f"  left out: {name}" for name in self.left_out]
         if self.drift is not None:
             lines.append(f"  drift from the source: {self.drift}")
         return "\n".join(lines)
@@ -110,7 +114,10 @@ def convert_checkpoint(
         raise PosEncError(f"Unknown rotary_weights {rotary_weights!r}; expected one of {expected}")
     checkpoint = open_source(source, revision=revision, token=token)
     target = resolve_output_dir(output_dir, checkpoint.directory, force)
+    check_links(checkpoint.directory, (shard.path.name for shard in checkpoint.shards))
+    companions = Companions.read(checkpoint.directory)
     config = with_scheme(checkpoint.config, position_scheme)
+    left_out = (*(f"{field} in config.json" for field in remove_code_fields(vars(config))), *companions.left_out)
     config.record_base_model(source)
     register_variants(type(checkpoint.config))
     # Schemes are sized by the config, so the files must agree with it before they are built.
@@ -123,9 +130,7 @@ def convert_checkpoint(
     drift = None
     with atomic_directory(target, force) as directory:
         linked, rewritten = _write_weights(checkpoint, dropped, row_orders, added, directory)
-        for path in companion_files(checkpoint.directory):
-            (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(checkpoint.directory / path, directory / path)  # tokenizers write into their files in place
+        companions.copy_to(directory)
         config.save_pretrained(directory)
         if drift_text is not None:
             drift = measure_drift(checkpoint.directory, directory, Path(drift_text))
@@ -137,6 +142,7 @@ def convert_checkpoint(
         kept={name: tensor.numel() for name, tensor in checkpoint.tensors.items() if name not in dropped},
         linked_shards=tuple(linked),
         rewritten_shards=tuple(rewritten),
+        left_out=left_out,
         drift=drift,
     )
 
