@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils import ModelOutput
 
 from ..checkpoints import load_model, load_tokenizer, read_config
-from ..errors import PosEncError
+from ..errors import PosEncError, SequenceLengthError
 from ..patches import ARCHITECTURES, find_architecture, find_auto_class
 from .data import SpecialTokens, Windows
 from .results import EvaluationStopped
@@ -38,7 +39,8 @@ AUTO_CLASSES = {
 }
 TOKENS_PER_CHUNK = 1024
 """Tokens whose logits are computed at once: those of a whole batch may not fit in memory."""
-FINGERPRINT_SAMPLES = 64
+UNRELATED_FIELDS = ("_name_or_path", "transformers_version")
+"""Fields of a config that do not change what the model computes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +142,10 @@ def _choose_names(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:
 
 @contextlib.contextmanager
 def stop_on_refusal() -> Iterator[None]:
-    """Turn a model's refusal and out-of-memory errors into EvaluationStopped."""
+    """Turn a refusal of the input's length and out-of-memory errors into EvaluationStopped; let all others pass."""
     try:
         yield
-    except PosEncError as error:
+    except SequenceLengthError as error:
         raise EvaluationStopped(str(error), refused=True) from error
     except RuntimeError as error:  # torch.OutOfMemoryError on accelerators, a plain RuntimeError on CPU
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
@@ -189,13 +191,12 @@ class EvaluatedModel:
         return self.group.map_batches(compute, num_items, batch_size, description)
 
     def fingerprint(self) -> str:
-        """Identifies the weights and the position scheme by a few values of every parameter."""
-        digest = hashlib.sha256(str(getattr(self.model.config, "position_scheme", None)).encode())
-        for name, parameter in sorted(self.model.named_parameters()):
-            values = parameter.detach().flatten()
-            values = values[:: max(len(values) // FINGERPRINT_SAMPLES, 1)][: 2 * FINGERPRINT_SAMPLES]
-            digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-            digest.update(values.double().cpu().numpy().tobytes())
+        """A hash of the config and of every weight: any edit makes it another model."""
+        fields = {name: value for name, value in self.model.config.to_dict().items() if name not in UNRELATED_FIELDS}
+        digest = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()[:16]
 
     def prepare_inputs(

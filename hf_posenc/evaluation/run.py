@@ -150,8 +150,12 @@ class ResultStore:
         if text is None:
             return
         try:
-            self.contents = {section: dict(json.loads(text)[section]) for section in self.contents}
-        except (ValueError, KeyError, TypeError):
+            contents = json.loads(text)
+            self.contents = {section: dict(contents[section]) for section in self.contents}
+            for metric, records in self.contents["results"].items():
+                for record in records:
+                    from_json(METRICS[metric], {**record})
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             raise PosEncError(f"{path} exists but does not contain evaluation results: use another file") from None
 
     def check(self, section: str, name: str, expected: Mapping[str, object]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ..errors import PosEncError
+from ..errors import PosEncError, SequenceLengthError
 from ..validation import truncate_repr
 from . import Kind, ModelShape, Options, Positions, Scheme, is_tracing, option
 from .functional import BASE
@@ -275,7 +275,7 @@ class Xpos(Scheme[XposOptions, Decay]):
         limit = MAX_EXPONENT.get(dtype, 80.0)
         steepest = -math.log(XPOS_GAMMA / (1 + XPOS_GAMMA))
         if max_offset * steepest / self.options.scale_base > limit:
-            raise PosEncError(
+            raise SequenceLengthError(
                 f"xpos: at {max_offset} positions from the center the decay overflows {dtype}: raise scale_base above "
                 f"{math.ceil(max_offset * steepest / limit)}, use bfloat16 instead of float16, or shorten the input"
             )
