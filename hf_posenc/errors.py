@@ -1,4 +1,4 @@
-"""The error that users see when a request cannot be honoured."""
+"""The errors that users see when a request cannot be honoured."""
 
 from __future__ import annotations
 
@@ -9,3 +9,7 @@ class PosEncError(ValueError):
     The message names the value at fault, what is accepted instead, and the way out. Bugs in the package raise other
     exceptions, so catching `PosEncError` never hides one.
     """
+
+
+class SequenceLengthError(PosEncError):
+    """The input is longer than a model or its position scheme can process; a shorter one would be accepted."""

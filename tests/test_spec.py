@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hf_posenc
+from hf_posenc.errors import PosEncError
 from hf_posenc.registry import SCHEMES
 from hf_posenc.spec import parse_position_scheme
 from tests.support import tiny_models as tiny
@@ -91,7 +92,7 @@ def test_layers(layers: Any, chosen: Any) -> None:
         ({"rope_type": "yarn", "factor": 0.0}, "factor must be above 0"),
         ({"rope_type": "default", "rope_theta": -1}, "rope_theta must be above 0"),
         ({"rope_type": "linear"}, "linear' is incomplete"),
-        ({"rope_type": "linear", "factor": "two"}, "linear' is incomplete or malformed"),
+        ({"rope_type": "linear", "factor": "two"}, "factor must be a finite number"),
         ({"rope_type": "longrope", "factor": 2, "short_factor": [1.0], "long_factor": [1.0, 2.0]}, "longrope"),
         ({"rope_type": "nonsense"}, "rope_type 'nonsense' is unknown"),
         ({"factor": 2.0}, "needs a rope_type"),
@@ -101,6 +102,41 @@ def test_layers(layers: Any, chosen: Any) -> None:
 def test_bad_scalings_are_refused_when_the_model_is_built(scaling: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         tiny.MODEL_CLASSES["llama"](tiny.config("llama", position_scheme={"type": "rope", "scaling": scaling}))
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0}
+LONGROPE = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"scaling": {**YARN, "attention_factor": 1e30}},
+        {"scaling": {**YARN, "attention_factor": 1e-300}},
+        {"scaling": {**YARN, "attention_factor": "1"}},
+        {"scaling": {**YARN, "mscale": 1e30, "mscale_all_dim": 1.0}},
+        {"scaling": {**LONGROPE, "attention_factor": 1e30}},
+        {"scaling": {**LONGROPE, "attention_factor": [1.0]}},
+        {"scaling": {**LONGROPE, "short_factor": [1e-30] * 4}},
+        {"scaling": {**LONGROPE, "long_factor": [1e-30] * 4}},
+        {"scaling": {"rope_type": "linear", "factor": 1e-30}},
+        {"scaling": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": "x"}},
+        {"theta": 1e-30},
+    ],
+    ids=str,
+)
+def test_rotations_that_overflow_are_refused(rope: dict[str, Any]) -> None:
+    with pytest.raises(PosEncError, match="rope"):
+        tiny.model("llama", {"type": "rope", **rope}, torch.float32)
+    stock = {"rope_theta": 1e4, **rope.get("scaling", {"rope_type": "default", "rope_theta": rope.get("theta")})}
+    with pytest.raises(ValueError, match="rope|factor"):
+        tiny.MODEL_CLASSES["llama"](tiny.config("llama", rope_parameters=stock, position_scheme="rope"))
+
+
+def test_usual_rotations_are_accepted() -> None:
+    for scaling in ({**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, {**LONGROPE, "attention_factor": None}):
+        model = tiny.model("llama", {"type": "rope", "theta": 1e7, "scaling": scaling}, torch.float32)
+        assert model(tiny.tokens()).logits.isfinite().all()
 
 
 def test_layers_out_of_range() -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel, AutoTokenizer, BertConfig, GPT2Config, PreTrainedModel
-from transformers.utils import logging
+from transformers import AutoModel, BertConfig, GPT2Config, PreTrainedModel
 
+from .. import checkpoints
 from ..attention import ActiveScheme, LayerSchemes, materialize, score_terms
-from ..checkpoints import read_config
 from ..errors import PosEncError
 from ..patches import PosEncModel, architecture_of, base_models, restore, retrofit
 from ..patches.compat import attn_implementation
@@ -230,20 +230,14 @@ def load_model(source: str | Path, scheme: PositionScheme | None = None) -> PreT
     Example:
         >>> model = load_model("openai-community/gpt2", "alibi")
     """
-    config = read_config(source)
+    config = checkpoints.read_config(source)
     if not hasattr(config, "position_scheme"):
         raise PosEncError(f"{source} is a {config.model_type} model, which hf_posenc does not support")
-    options = {} if scheme is None else {"position_scheme": scheme}
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # unused head weights are expected; missing weights are reported below
-    try:
-        model, info = AutoModel.from_pretrained(source, output_loading_info=True, **options)
-    finally:
-        logging.set_verbosity(verbosity)
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
+    options: dict[str, Any] = {} if scheme is None else {"position_scheme": scheme}
+    model, missing = checkpoints.load_model(source, **options)
     if missing:
         raise PosEncError(f"{source} is incomplete: {len(missing)} weights are missing, among them {missing[0]}")
-    return model.eval()
+    return model
 
 
 def tokenize_file(tokenizer: str | Path, path: str | Path, length: int, rows: int) -> torch.Tensor:
@@ -261,8 +255,10 @@ def tokenize_file(tokenizer: str | Path, path: str | Path, length: int, rows: in
     Raises:
         PosEncError: If the tokenizer or the file cannot be read, or the text has fewer than two tokens.
     """
+    encode = checkpoints.load_tokenizer(tokenizer)
+    if encode is None:
+        raise PosEncError(f"{tokenizer} has no tokenizer files; use a checkpoint that has them")
     try:
-        encode = AutoTokenizer.from_pretrained(tokenizer)
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(CHARACTERS_PER_TOKEN * length * rows)
     except (OSError, ValueError) as error:

@@ -23,15 +23,15 @@ from ..errors import PosEncError
 from ..patches import SchemePlan, init_scheme_weights, plan_schemes, register_variants, with_scheme
 from ..patches.compat import checkpoint_to_model_names
 from ..spec import PositionScheme
+from .companions import Companions, check_links, remove_code_fields
 from .drift import Drift, measure_drift
-from .files import atomic_directory, companion_files, resolve_output_dir
-from .inspection import base_prefix, build_meta_model, check_weights
+from .files import atomic_directory, resolve_output_dir
+from .inspection import base_prefix, build_meta_model, check_base_weights
 from .source import Shard, Source, open_source
 
 RotaryChange = Literal["interleaved_to_halves", "halves_to_interleaved"]
 """Meta's LLaMA files and GPT-J rotate neighbouring features together, transformers mostly those half a head apart."""
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-MAX_PROBLEMS_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Conversion:
         kept: Parameter counts of all other tensors, by name.
         linked_shards: Files that were hard-linked (or copied) unchanged.
         rewritten_shards: Files that lost a tensor or had rotary features reordered.
+        left_out: Code and pickles of the source, and fields of its JSON files that name code.
         drift: How far outputs moved from the source's, if `drift_text` was given.
     """
 
@@ -56,6 +57,7 @@ class Conversion:
     kept: dict[str, int]
     linked_shards: tuple[str, ...]
     rewritten_shards: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
     drift: Drift | None = None
 
     def __str__(self) -> str:
@@ -64,6 +66,7 @@ class Conversion:
             lines.append(f"  {label:<8} {len(tensors):>6,} tensors {sum(tensors.values()):>15,} parameters")
             if label != "kept":
                 lines.extend(f"    {name} ({numel:,})" for name, numel in sorted(tensors.items()))
+        lines += [f"  left out: {name}" for name in self.left_out]
         if self.drift is not None:
             lines.append(f"  drift from the source: {self.drift}")
         return "\n".join(lines)
@@ -111,13 +114,14 @@ def convert_checkpoint(
         raise PosEncError(f"Unknown rotary_weights {rotary_weights!r}; expected one of {expected}")
     checkpoint = open_source(source, revision=revision, token=token)
     target = resolve_output_dir(output_dir, checkpoint.directory, force)
+    check_links(checkpoint.directory, (shard.path.name for shard in checkpoint.shards))
+    companions = Companions.read(checkpoint.directory)
     config = with_scheme(checkpoint.config, position_scheme)
+    left_out = (*(f"{field} in config.json" for field in remove_code_fields(vars(config))), *companions.left_out)
     config.record_base_model(source)
     register_variants(type(checkpoint.config))
     # Schemes are sized by the config, so the files must agree with it before they are built.
-    _, problems, _ = check_weights(checkpoint.config, checkpoint.tensors, base_only=True)
-    if problems:
-        raise PosEncError(f"The weights do not fit config.json: {'; '.join(problems[:MAX_PROBLEMS_SHOWN])}")
+    check_base_weights(checkpoint.config, checkpoint.tensors)
     plan = plan_schemes(checkpoint.architecture, config)
     config.architectures = [f"PosEnc{name}" for name in checkpoint.config.architectures or []] or None
     layout = _ModelLayout.of(checkpoint)
@@ -126,9 +130,7 @@ def convert_checkpoint(
     drift = None
     with atomic_directory(target, force) as directory:
         linked, rewritten = _write_weights(checkpoint, dropped, row_orders, added, directory)
-        for path in companion_files(checkpoint.directory):
-            (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(checkpoint.directory / path, directory / path)  # tokenizers write into their files in place
+        companions.copy_to(directory)
         config.save_pretrained(directory)
         if drift_text is not None:
             drift = measure_drift(checkpoint.directory, directory, Path(drift_text))
@@ -140,6 +142,7 @@ def convert_checkpoint(
         kept={name: tensor.numel() for name, tensor in checkpoint.tensors.items() if name not in dropped},
         linked_shards=tuple(linked),
         rewritten_shards=tuple(rewritten),
+        left_out=left_out,
         drift=drift,
     )
 

@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import torch
-import transformers
 from torch.nn import functional
-from transformers import AutoConfig, AutoTokenizer
 
 from ..errors import PosEncError
 from ..patches import ARCHITECTURES, find_auto_class, max_positions
+from .loading import load_model, load_tokenizer
+from .source import read_config
 
 MAX_SEQUENCE_LENGTH, MAX_SEQUENCES, BATCH_SIZE = 512, 64, 8
 MAX_CHARACTERS = 16 * MAX_SEQUENCE_LENGTH * MAX_SEQUENCES
@@ -44,12 +44,11 @@ class Drift:
 @torch.no_grad()
 def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
     """Load two checkpoints and compare them on the beginning of a text file."""
-    config = AutoConfig.from_pretrained(before, trust_remote_code=False)
+    config = read_config(before)
     sequences = _read_sequences(before, text_file, config.vocab_size, max_positions(config))
     causal = ARCHITECTURES[config.model_type].is_causal(config)
-    auto_class = getattr(transformers, find_auto_class(config.architectures or []) or "AutoModel")
-    options = {"use_safetensors": True, "trust_remote_code": False}
-    models = [auto_class.from_pretrained(directory, **options).eval() for directory in (before, after)]
+    auto_class = find_auto_class(config.architectures or []) or "AutoModel"
+    models = [load_model(directory, auto_class)[0] for directory in (before, after)]
     cosine = divergence = 0.0
     losses, num_predicted = torch.zeros(2, dtype=torch.double), 0
     has_head = False
@@ -72,10 +71,12 @@ def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
 def _read_sequences(checkpoint: Path, text_file: Path, vocab_size: int, max_length: int) -> torch.Tensor:
     """Token ids of equally long sequences from the beginning of a text file."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+        tokenizer = load_tokenizer(checkpoint)
         text = text_file.read_text(encoding="utf-8")[:MAX_CHARACTERS]
-    except Exception as error:  # tokenizers raise many kinds of errors if their files are missing
+    except (OSError, ValueError) as error:
         raise PosEncError(f"Cannot measure drift: {error}") from error
+    if tokenizer is None:
+        raise PosEncError(f"Cannot measure drift: {checkpoint} has no tokenizer files")
     input_ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"], dtype=torch.long)
     if not len(input_ids):
         raise PosEncError(f"Cannot measure drift: {text_file} has no tokens")

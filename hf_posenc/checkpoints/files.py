@@ -20,11 +20,9 @@ from safetensors import SafetensorError
 from ..errors import PosEncError
 
 WEIGHT_FILES = ("config.json", "*.safetensors", "model.safetensors.index.json")
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model")
 COMPANION_FILES = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "*.model",
+    *TOKENIZER_FILES,
     "special_tokens_map.json",
     "added_tokens.json",
     "generation_config.json",
@@ -34,8 +32,8 @@ COMPANION_FILES = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
     "modules.json",
-    "[0-9]_*/config.json",
-    "[0-9]_*/model.safetensors",
+    "[0-9]*_*/config.json",
+    "[0-9]*_*/model.safetensors",
 )
 """Tokenizer, generation and sentence-transformers files that are copied along with the weights."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
@@ -47,13 +45,6 @@ RECOVERY_FILE = "recovery.json"
 LENGTH_CURVE_FILE = "length_curve.json"
 """Perplexity by sequence length, shown on the model card."""
 MANIFEST_FILE = "manifest.json"
-
-
-def companion_files(directory: Path) -> list[Path]:
-    """List the companion files of a checkpoint, as paths relative to its directory. Pickles are left out."""
-    matches = {path for pattern in COMPANION_FILES for path in directory.glob(pattern) if path.is_file()}
-    excluded = (*PICKLE_SUFFIXES, ".npy", ".npz")  # arrays may contain pickles
-    return sorted(path.relative_to(directory) for path in matches if path.suffix not in excluded)
 
 
 def list_pickles(directory: Path) -> list[str]:

@@ -38,7 +38,7 @@ from .source import read_config, read_json_object, read_shards
 
 POOLER = "pooler."
 """Heads that do not use the pooler of an encoder leave it out of their checkpoints."""
-MAX_NAMES_SHOWN = 4
+MAX_NAMES_SHOWN, MAX_PROBLEMS_SHOWN = 4, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +216,13 @@ def check_weights(
     if missing_names != absent:
         warnings.append("no pooler weights: a head that needs the pooler starts with an untrained one")
     return explanation, problems, warnings
+
+
+def check_base_weights(config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights of a base model that do not fit its config, before anything is built in their sizes."""
+    _, problems, _ = check_weights(config, tensors, base_only=True)
+    if problems:
+        raise PosEncError(f"The weights do not fit config.json: {'; '.join(problems[:MAX_PROBLEMS_SHOWN])}")
 
 
 def _count_layers(tensors: Mapping[str, torch.Tensor]) -> int:

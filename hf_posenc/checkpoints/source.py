@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -82,7 +82,21 @@ def read_config_fields(directory: Path) -> dict[str, Any]:
     if not isinstance(fields.get("model_type"), str):
         raise PosEncError(f"{path} is not a transformers config: it has no model_type")
     check_model_sizes(fields)
+    _refuse_kernels(fields, path)
     return fields
+
+
+def _refuse_kernels(fields: Mapping[str, Any], path: Path) -> None:
+    """Refuse attention code from the Hub, such as `"attn_implementation": "user/kernel"`: transformers would run it."""
+    for name, value in fields.items():
+        names = value.values() if isinstance(value, dict) else [value]
+        if name.endswith("_implementation") and any(isinstance(item, str) and "/" in item for item in names):
+            raise PosEncError(
+                f"{path} names code to download and run: {name} = {truncate_repr(value)}. Remove the field, and pass "
+                "attn_implementation to from_pretrained if you trust that code"
+            )
+        if isinstance(value, dict):
+            _refuse_kernels(value, path)
 
 
 def read_config(source: str | Path, revision: str | None = None) -> PreTrainedConfig:
@@ -170,18 +184,30 @@ class Source:
         return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
 
 
-def open_source(source: str | Path, revision: str | None = None, token: str | bool | None = None) -> Source:
-    """Open a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
+def find_checkpoint(
+    source: str | Path,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    patterns: Sequence[str] = (*WEIGHT_FILES, *COMPANION_FILES),
+) -> Path:
+    """The directory of a checkpoint. Of a Hub id, the files that match the patterns are downloaded first."""
     try:
         directory = Path(os.path.expanduser(source))
-        if not directory.is_dir():
-            if directory.exists() or str(source).startswith((".", "/", "~")) or str(source).count("/") > 1:
-                raise PosEncError(f"{source} is not a directory; expected a checkpoint directory or a Hub id")
-            with translate_hub_errors(str(source)):
-                patterns = [*WEIGHT_FILES, *COMPANION_FILES]
-                directory = Path(
-                    snapshot_download(str(source), revision=revision, token=token, allow_patterns=patterns)
-                )
+        if directory.is_dir():
+            return directory
+        if directory.exists() or str(source).startswith((".", "/", "~")) or str(source).count("/") > 1:
+            raise PosEncError(f"{source} is not a directory; expected a checkpoint directory or a Hub id")
+        with translate_hub_errors(str(source)):
+            files = list(patterns)
+            return Path(snapshot_download(str(source), revision=revision, token=token, allow_patterns=files))
+    except OSError as error:
+        raise PosEncError(f"{source} cannot be read: {error}") from error
+
+
+def open_source(source: str | Path, revision: str | None = None, token: str | bool | None = None) -> Source:
+    """Open a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
+    directory = find_checkpoint(source, revision, token)
+    try:
         fields = read_config_fields(directory)
         model_type = fields["model_type"]
         if model_type.startswith(VARIANT_PREFIX):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,19 @@ def exit_on_user_error() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.secho("interrupted: no partial output was left behind", err=True)
         raise typer.Exit(1) from None
+
+
+def echo_json(value: object, indent: int | None = 1) -> None:
+    """Print a value as JSON; NaN and infinities, which JSON does not have, become null."""
+    typer.echo(json.dumps(_finite(value), default=str, indent=indent, allow_nan=False))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def parse_scheme_option(text: str) -> PositionScheme:
@@ -69,6 +83,6 @@ def schemes(as_json: Json = False) -> None:
 
     infos = list_schemes()
     if as_json:
-        typer.echo(json.dumps({name: dataclasses.asdict(info) for name, info in infos.items()}, default=str, indent=1))
+        echo_json({name: dataclasses.asdict(info) for name, info in infos.items()})
     else:
         typer.echo("\n".join(map(str, infos.values())))

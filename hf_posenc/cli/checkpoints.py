@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from ..errors import PosEncError
-from .app import Json, app, exit_on_user_error, parse_scheme_option
+from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
 
 
 @app.command()
@@ -49,7 +48,7 @@ def convert(
             rotary_weights=rotary_weights,  # type: ignore[arg-type]
             drift_text=drift_text,
         )
-    typer.echo(json.dumps(dataclasses.asdict(conversion), default=str, indent=1) if as_json else str(conversion))
+    echo_json(dataclasses.asdict(conversion)) if as_json else typer.echo(str(conversion))
 
 
 @app.command()
@@ -70,7 +69,7 @@ def inspect(
         from ..checkpoints import inspect_checkpoint
 
         inspection = inspect_checkpoint(directory)
-        typer.echo(json.dumps(inspection.to_dict(), indent=1, default=str) if as_json else str(inspection))
+        echo_json(inspection.to_dict()) if as_json else typer.echo(str(inspection))
         if inspection.problems:
             raise PosEncError("; ".join(inspection.problems))
 
@@ -112,4 +111,4 @@ def push(
             base_model=base_model,
             force=force,
         )
-    typer.echo(json.dumps(dataclasses.asdict(result), indent=1) if as_json else str(result))
+    echo_json(dataclasses.asdict(result)) if as_json else typer.echo(str(result))

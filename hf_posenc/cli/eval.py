@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from ..errors import PosEncError
-from .app import Json, app, exit_on_user_error
+from .app import Json, app, echo_json, exit_on_user_error
 
 COMMAND_LINE_ONLY = ("results", "csv", "plots", "save_length_curve", "as_json")
 
@@ -93,7 +92,7 @@ def evaluate(
             save_evaluation_figures(report, plots)
         if save_length_curve:
             report.save_length_curve(models[0])
-    typer.echo(json.dumps(report.to_dict(), indent=1) if as_json else str(report))
+    echo_json(report.to_dict()) if as_json else typer.echo(str(report))
 
 
 def _split(text: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from ..errors import PosEncError
-from .app import Json, app, exit_on_user_error, parse_scheme_option
+from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,10 +105,10 @@ def plot(
             results = [dataclasses.replace(results[0], labels=_decode(model, results[0].tokens) or results[0].labels)]
         if out is not None:
             plots.save_figure(getattr(plots, kind.replace("-", "_"))(*results), out)
-    lines = [*map(str, results), f"Wrote {out}"]
     if as_json:
-        lines = [json.dumps({"kind": kind, "results": [_to_json(result) for result in results]}, indent=1)]
-    typer.echo("\n".join(lines))
+        echo_json({"kind": kind, "results": [_to_json(result) for result in results]})
+    else:
+        typer.echo("\n".join([*map(str, results), f"Wrote {out}"]))
 
 
 def _measure(
@@ -139,13 +138,12 @@ def _measure(
 
 def _decode(source: str, tokens: tuple[int, ...]) -> tuple[str, ...] | None:
     """The text of each token, or None if the checkpoint has no tokenizer."""
-    from transformers import AutoTokenizer
+    from ..checkpoints import load_tokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        return tuple(tokenizer.decode([token]).strip() or f"token {token}" for token in tokens)
-    except (OSError, ValueError, KeyError, TypeError):
+    tokenizer = load_tokenizer(source)
+    if tokenizer is None:
         return None
+    return tuple(tokenizer.decode([token]).strip() or f"token {token}" for token in tokens)
 
 
 def _to_json(result: Any) -> dict[str, Any]:

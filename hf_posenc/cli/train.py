@@ -15,7 +15,7 @@ import typer
 from typer import Option
 
 from ..errors import PosEncError
-from .app import Json, app, exit_on_user_error, parse_scheme_option
+from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -142,7 +142,7 @@ def train(
             options = {"private": arguments.hub_private_repo, "revision": getattr(arguments, "hub_revision", None)}
             pushed = push_directory(directory, repo, token=arguments.hub_token, **options)
     if is_main_process and as_json:
-        typer.echo(json.dumps(_summary(directory, pushed), indent=1))
+        echo_json(_summary(directory, pushed))
     elif is_main_process:
         typer.echo(f"Saved the variant to {directory}. Load it with AutoModel.from_pretrained({str(directory)!r})")
         if pushed is not None:

@@ -26,6 +26,7 @@ from .results import (
     PositionResult,
     ShuffleResult,
     SimilarityResult,
+    check_finite,
     mean_estimate,
     perplexity_estimate,
     proportion_estimate,
@@ -179,6 +180,7 @@ def run_trials(model: EvaluatedModel, trials: list[PasskeyTrial]) -> list[TrialO
     for trial, log_probs_KV in zip(trials, log_probs_PV.split(sizes), strict=True):
         key_K, fork = torch.tensor(trial.key), trial.divergence
         key_log_probs_K1 = log_probs_KV.gather(-1, key_K[:, None])
+        check_finite(key_log_probs_K1)
         # Ties take the middle rank: a model that predicts everything alike gets the rank of chance.
         rank_K = (log_probs_KV > key_log_probs_K1).sum(-1) + ((log_probs_KV == key_log_probs_K1).sum(-1) + 1) / 2
         key_log_prob, other_log_prob = log_probs_KV[fork, [trial.key[fork], trial.distractor[fork]]].tolist()

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,13 +18,12 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import torch
-import transformers
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from ..checkpoints import read_config
-from ..errors import PosEncError
+from ..checkpoints import load_model, load_tokenizer, read_config
+from ..errors import PosEncError, SequenceLengthError
 from ..patches import ARCHITECTURES, find_architecture, find_auto_class
 from .data import SpecialTokens, Windows
 from .results import EvaluationStopped
@@ -39,7 +39,8 @@ AUTO_CLASSES = {
 }
 TOKENS_PER_CHUNK = 1024
 """Tokens whose logits are computed at once: those of a whole batch may not fit in memory."""
-FINGERPRINT_SAMPLES = 64
+UNRELATED_FIELDS = ("_name_or_path", "transformers_version")
+"""Fields of a config that do not change what the model computes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Candidate:
         tokenizer = tokenizer or self._load_tokenizer()
         token_ids = tokenize(tokenizer)
         if isinstance(self.source, str):
-            model = self._from_pretrained(settings.dtype).to(group.device)
+            model = self._load_model(self.source, settings.dtype).to(group.device)
         elif settings.dtype is None:
             model = self.source
         else:
@@ -82,24 +83,23 @@ class Candidate:
             model.train(was_training)
 
     def _load_tokenizer(self) -> PreTrainedTokenizerBase | None:
-        source = self.source if isinstance(self.source, str) else getattr(self.config, "name_or_path", "")
+        if isinstance(self.source, str):
+            return load_tokenizer(self.source, self.revision)
+        name = getattr(self.config, "name_or_path", "")
         try:
-            return AutoTokenizer.from_pretrained(source, revision=self.revision) if source else None
-        except (OSError, ValueError, KeyError):  # what transformers raises for a directory without a tokenizer
+            return load_tokenizer(name, self.revision) if name else None
+        except PosEncError:  # where a live model came from may be gone
             return None
 
-    def _from_pretrained(self, dtype: str | None) -> PreTrainedModel:
+    def _load_model(self, source: str, dtype: str | None) -> PreTrainedModel:
+        auto_class = AUTO_CLASSES[self.task]
         try:
-            model, loading_info = getattr(transformers, AUTO_CLASSES[self.task]).from_pretrained(
-                self.source, dtype=dtype or "auto", revision=self.revision, output_loading_info=True
-            )
-        except (OSError, ValueError) as error:
-            message = str(error).split("Model type should be")[0].strip()
-            raise PosEncError(f"Cannot load {self.source} for the task {self.task}: {message}") from error
-        missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))
+            model, missing = load_model(source, auto_class, self.revision, dtype=dtype or "auto")
+        except PosEncError as error:
+            raise PosEncError(f"Cannot evaluate {self.name} for the task {self.task}: {error}") from error
         if missing:  # they would be random, and so would the results
             raise PosEncError(
-                f"{self.source} lacks weights for the task {self.task}, such as {missing[0]}: remove the task, or use "
+                f"{source} lacks weights for the task {self.task}, such as {missing[0]}: remove the task, or use "
                 "a checkpoint that has them"
             )
         return model
@@ -142,10 +142,10 @@ def _choose_names(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:
 
 @contextlib.contextmanager
 def stop_on_refusal() -> Iterator[None]:
-    """Turn a model's refusal and out-of-memory errors into EvaluationStopped."""
+    """Turn a refusal of the input's length and out-of-memory errors into EvaluationStopped; let all others pass."""
     try:
         yield
-    except PosEncError as error:
+    except SequenceLengthError as error:
         raise EvaluationStopped(str(error), refused=True) from error
     except RuntimeError as error:  # torch.OutOfMemoryError on accelerators, a plain RuntimeError on CPU
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
@@ -191,13 +191,12 @@ class EvaluatedModel:
         return self.group.map_batches(compute, num_items, batch_size, description)
 
     def fingerprint(self) -> str:
-        """Identifies the weights and the position scheme by a few values of every parameter."""
-        digest = hashlib.sha256(str(getattr(self.model.config, "position_scheme", None)).encode())
-        for name, parameter in sorted(self.model.named_parameters()):
-            values = parameter.detach().flatten()
-            values = values[:: max(len(values) // FINGERPRINT_SAMPLES, 1)][: 2 * FINGERPRINT_SAMPLES]
-            digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-            digest.update(values.double().cpu().numpy().tobytes())
+        """A hash of the config and of every weight: any edit makes it another model."""
+        fields = {name: value for name, value in self.model.config.to_dict().items() if name not in UNRELATED_FIELDS}
+        digest = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()[:16]
 
     def prepare_inputs(

@@ -58,6 +58,7 @@ def mean_estimate(sums: torch.Tensor, counts: torch.Tensor, confidence: float) -
     sums, counts = sums[used], counts[used]
     num_segments, total = len(counts), counts.sum().item()
     assert num_segments, "no segments to average"
+    check_finite(sums)
     value = sums.sum().item() / total
     if num_segments == 1:
         return Estimate(value)
@@ -65,6 +66,12 @@ def mean_estimate(sums: torch.Tensor, counts: torch.Tensor, confidence: float) -
     standard_error = math.sqrt(num_segments / (num_segments - 1) * residuals.square().sum().item()) / total
     margin = student_t_quantile(0.5 + confidence / 2, num_segments - 1) * standard_error
     return Estimate(value, (value - margin, value + margin))
+
+
+def check_finite(values: torch.Tensor) -> None:
+    """Stop the evaluation if a model's outputs overflow: no number describes them, and JSON has no NaN."""
+    if not values.isfinite().all():
+        raise EvaluationStopped("The model's outputs overflow: they contain NaN or infinity")
 
 
 def perplexity_estimate(losses: torch.Tensor, counts: torch.Tensor, confidence: float) -> Estimate:

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from ..checkpoints import load_tokenizer
 from ..errors import PosEncError
 from .data import TextData, load_token_ids, text_hash
 from .metrics import evaluate_order, evaluate_passkey, evaluate_perplexity, evaluate_similarity
@@ -89,7 +90,9 @@ def evaluate(
     num_tokens, base_length = resolve_lengths(lengths, configs, trained_length)
     store = ResultStore(None if results_path is None else Path(results_path), group, restart)
     if isinstance(tokenizer, (str, Path)):
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        source, tokenizer = tokenizer, load_tokenizer(tokenizer)
+        if tokenizer is None:
+            raise PosEncError(f"{source} has no tokenizer files; pass another tokenizer, or leave it out")
     read_tokens = partial(load_token_ids, data, max_tokens=options.max_tokens, split=split, text_column=text_column)
     results: dict[str, list[Result]] = {metric: [] for metric in selected}
     with contextlib.ExitStack() as stack:
@@ -147,8 +150,12 @@ class ResultStore:
         if text is None:
             return
         try:
-            self.contents = {section: dict(json.loads(text)[section]) for section in self.contents}
-        except (ValueError, KeyError, TypeError):
+            contents = json.loads(text)
+            self.contents = {section: dict(contents[section]) for section in self.contents}
+            for metric, records in self.contents["results"].items():
+                for record in records:
+                    from_json(METRICS[metric], {**record})
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             raise PosEncError(f"{path} exists but does not contain evaluation results: use another file") from None
 
     def check(self, section: str, name: str, expected: Mapping[str, object]) -> None:

@@ -27,7 +27,8 @@ from ..patches import ARCHITECTURES, find_auto_class
 from ..registry import describe
 from ..spec import SchemeSpec
 
-CARD_FILE = "README.md"
+CARD_FILE, NEW_CARD_FILE = "README.md", ".README.md.new"
+METRIC_FILES = (RECOVERY_FILE, LENGTH_CURVE_FILE)
 TASKS = {
     "AutoModelForCausalLM": "text-generation",
     "AutoModelForMaskedLM": "fill-mask",
@@ -143,7 +144,7 @@ def write_card(
         auto_class=auto_class,
         arguments=arguments,
     )
-    temporary = directory / f".{CARD_FILE}.new"
+    temporary = directory / NEW_CARD_FILE
     checksum = _CHECKSUM.format(_sha256(text))
     content = f"---\n{CardData(**metadata).to_yaml()}\n---\n\n{text}\n\n{checksum}\n"
     temporary.write_text(content, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,17 +14,20 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 from ..checkpoints import (
     RUN_STATE_FILE,
-    companion_files,
+    Companions,
+    check_links,
     read_config,
     read_config_fields,
     read_json_object,
     read_shards,
+    remove_code_fields,
+    to_json_bytes,
     translate_hub_errors,
 )
 from ..config import REMOTE_CODE_MODULE, VariantConfig, is_hub_id, write_remote_code_module
 from ..errors import PosEncError
 from ..model_types import VARIANT_PREFIX
-from .model_card import CARD_FILE, is_replaceable, list_tags, read_card, write_card
+from .model_card import CARD_FILE, METRIC_FILES, NEW_CARD_FILE, is_replaceable, list_tags, read_card, write_card
 
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
 """Files that from_pretrained reads. Left over from an earlier push, they could be read instead of the new ones."""
@@ -41,6 +45,7 @@ class PushResult:
         files: Files of the commit.
         removed: Weight files of an earlier push that were deleted.
         card: Whether the card was generated, is the README.md of the directory, or was left as it is on the Hub.
+        left_out: Code and pickles of the directory, and fields of its JSON files that name code.
         pull_request: The page of the pull request, if there is one.
     """
 
@@ -51,12 +56,14 @@ class PushResult:
     files: tuple[str, ...]
     removed: tuple[str, ...]
     card: Literal["generated", "local", "remote"]
+    left_out: tuple[str, ...] = ()
     pull_request: str | None = None
 
     def __str__(self) -> str:
         card = {"generated": "generated", "local": f"the directory's {CARD_FILE}", "remote": "unchanged on the Hub"}
         lines = [f"{self.repo_id} ({self.revision}) at {self.url}", *(f"  {name}" for name in self.files)]
         lines += [f"  removed: {name}" for name in self.removed]
+        lines += [f"  left out: {name}" for name in self.left_out]
         return "\n".join([*lines, f"  model card: {card[self.card]}"])
 
 
@@ -103,6 +110,7 @@ def push_directory(
     message = message or f"Upload variant with position scheme {scheme}"
     if base_model is not None and not is_hub_id(base_model):
         raise PosEncError(f"base_model must be a Hub id such as openai-community/gpt2, got {base_model!r}")
+    companions = Companions.read(directory)
     local_card = read_card(directory / CARD_FILE)
     with translate_hub_errors(repo_id):
         repo_id = HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True).repo_id
@@ -120,8 +128,11 @@ def push_directory(
     names = [CONFIG_NAME, f"{REMOTE_CODE_MODULE}.py", *(shard.path.name for shard in read_shards(directory))]
     names += [] if SAFE_WEIGHTS_NAME in names else [SAFE_WEIGHTS_INDEX_NAME]
     names += [] if card == "remote" else [CARD_FILE]
-    names += [path.as_posix() for path in companion_files(directory)]
-    files = {name: directory / name for name in names}
+    files: dict[str, Path | bytes] = {**{name: directory / name for name in names}, **companions.files}
+    fields = read_config_fields(directory)
+    removed = [f"{field} in {CONFIG_NAME}" for field in remove_code_fields(fields)]
+    if removed:
+        files[CONFIG_NAME] = to_json_bytes(fields)
     with translate_hub_errors(repo_id):
         commit = branch.commit(files, message, create_pr=create_pr)
     return PushResult(
@@ -132,6 +143,7 @@ def push_directory(
         files=tuple(sorted(files)),
         removed=tuple(branch.stale_weights(files)),
         card=card,
+        left_out=(*removed, *companions.left_out),
         pull_request=commit.pr_url,
     )
 
@@ -168,6 +180,7 @@ def upload_saved_model(
         files[CARD_FILE] = directory / CARD_FILE
     elif remote_card is not None and remote_card.text.strip() != saved_card.text.strip():
         files.pop(CARD_FILE, None)  # the card of another branch
+    check_links(directory, files)
     return branch.commit(files, message or "Upload model", description, create_pr)
 
 
@@ -203,17 +216,18 @@ class Branch:
     def read_card(self) -> RepoCard | None:
         return read_card(self.download(CARD_FILE))
 
-    def stale_weights(self, new_files: dict[str, Path]) -> list[str]:
+    def stale_weights(self, new_files: Mapping[str, Path | bytes]) -> list[str]:
         """Weight files that a push of these files would leave behind; none if it pushes no weights."""
         if not any(map(WEIGHTS.fullmatch, new_files)):
             return []
         return sorted(name for name in self.files - new_files.keys() if WEIGHTS.fullmatch(name))
 
     def commit(
-        self, files: dict[str, Path], message: str, description: str | None = None, create_pr: bool = False
+        self, files: Mapping[str, Path | bytes], message: str, description: str | None = None, create_pr: bool = False
     ) -> CommitInfo:
         """Add files and delete stale weights. The Hub refuses it if the branch has changed since it was read."""
-        added = [CommitOperationAdd(name, str(path)) for name, path in sorted(files.items())]
+        contents = {name: content if isinstance(content, bytes) else str(content) for name, content in files.items()}
+        added = [CommitOperationAdd(name, content) for name, content in sorted(contents.items())]
         deleted = [CommitOperationDelete(name, is_folder=False) for name in self.stale_weights(files)]
         return self.api.create_commit(
             self.repo_id,
@@ -239,7 +253,9 @@ def _read_variant(directory: Path) -> VariantConfig:
         raise PosEncError(f"{directory} contains an unfinished training run: rerun the same command to resume it")
     config = read_config(directory)
     assert isinstance(config, VariantConfig)
-    read_shards(directory)
+    shards = [shard.path.name for shard in read_shards(directory)]
+    generated = [f"{REMOTE_CODE_MODULE}.py", CARD_FILE, NEW_CARD_FILE]  # written into the directory, never elsewhere
+    check_links(directory, [CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, *shards, *generated, *METRIC_FILES])
     return config
 
 

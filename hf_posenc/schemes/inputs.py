@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from ..errors import PosEncError
+from ..errors import PosEncError, SequenceLengthError
 
 if TYPE_CHECKING:
     from .base import Scheme
@@ -178,7 +178,10 @@ del Positions.__dataclass_fields__, Content.__dataclass_fields__
 def check_table_length(
     name: str, positions: Positions, max_positions: int, way_out: str = "", first_position: int = 0
 ) -> None:
-    """Raise PosEncError if a position is before or past the table. `way_out` may contain `{length}`."""
+    """Raise SequenceLengthError if a position is past the table, and PosEncError if one is before it.
+
+    `way_out` may contain `{length}`.
+    """
     if positions.length_bound is not None and positions.length_bound <= max_positions:
         return  # the common case, decided without reading a tensor
     length = positions.length()
@@ -188,7 +191,7 @@ def check_table_length(
         ways_out = "truncate the input, or use a scheme that extends (rope, alibi, t5, sinusoidal, none)"
         if way_out:
             ways_out = f"{ways_out}, or {way_out.format(length=length)}"
-        raise PosEncError(
+        raise SequenceLengthError(
             f"The input reaches position {length - 1} (length {length}), but the {name} table serves "
             f"{max_positions} positions: {ways_out}"
         )

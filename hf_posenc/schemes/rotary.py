@@ -8,17 +8,22 @@ from typing import Any, Literal, NamedTuple
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ..errors import PosEncError
+from ..errors import PosEncError, SequenceLengthError
+from ..validation import truncate_repr
 from . import Kind, ModelShape, Options, Positions, Scheme, is_tracing, option
 from .functional import BASE
+from .options import describe_type, matches_type
 
-SCALING_KEYS = {
-    *("rope_type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
-    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
-    *("short_factor", "long_factor", "low_freq_factor", "high_freq_factor"),
+LIST_KEYS = {"short_factor", "long_factor"}
+NUMBER_KEYS = {
+    *("rope_theta", "factor", "original_max_position_embeddings", "attention_factor", *LIST_KEYS),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor"),
 }
+SCALING_KEYS = {"rope_type", "truncate", *NUMBER_KEYS}
 NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 CHANGES_WITH_LENGTH = ("dynamic", "longrope")
+MAX_FREQUENCY, MIN_ATTENTION_FACTOR, MAX_ATTENTION_FACTOR = 1e4, 0.01, 100.0
+"""Beyond any useful rotation: angles and attention scores stay finite in every dtype."""
 XPOS_GAMMA = 0.4
 MAX_EXPONENT = {torch.float16: 10.0}
 """Beyond this exp() overflows the dtype; 80 for dtypes with the range of float32."""
@@ -81,10 +86,10 @@ def resolve_rope_parameters(options: RopeOptions, shape: ModelShape) -> dict[str
     valid_types = sorted({"default", *ROPE_INIT_FUNCTIONS})
     if unknown := sorted(set(scaling) - SCALING_KEYS):
         raise PosEncError(f"rope: scaling has no setting {unknown[0]!r}; expected some of {sorted(SCALING_KEYS)}")
-    for key, value in scaling.items():
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, (int, float)) and not isinstance(number, bool) and not 0 < number < math.inf:
-                raise PosEncError(f"rope: scaling: {key} must be above 0 and finite, got {number!r}")
+    for key in NUMBER_KEYS & scaling.keys():
+        for number in scaling[key] if isinstance(scaling[key], list) else [scaling[key]]:
+            if matches_type(number, float) and number <= 0:
+                raise PosEncError(f"rope: scaling: {key} must be above 0, got {number!r}")
     if options.scaling is not None and "rope_type" not in scaling:
         raise PosEncError(f"rope: scaling needs a rope_type, one of {valid_types}")
     inherits = options.scaling is None and options.theta is None
@@ -93,6 +98,13 @@ def resolve_rope_parameters(options: RopeOptions, shape: ModelShape) -> dict[str
     rope_type = parameters["rope_type"]
     if rope_type not in valid_types:
         raise PosEncError(f"rope: scaling: rope_type {rope_type!r} is unknown; expected one of {valid_types}")
+    parameters = {key: value for key, value in parameters.items() if value is not None}
+    for key in NUMBER_KEYS & parameters.keys():
+        hint = list[float] if key in LIST_KEYS else float
+        if not matches_type(parameters[key], hint):
+            raise PosEncError(
+                f"rope: scaling: {key} must be {describe_type(hint)}, got {truncate_repr(parameters[key])}"
+            )
     if rope_type in NEEDS_ORIGINAL_LENGTH:
         parameters.setdefault("original_max_position_embeddings", shape.max_positions)
     return parameters
@@ -126,10 +138,17 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
             )
         with torch.device("cpu"):  # the model may be under construction on the meta device
             frequencies, self.attention_factor = self._inverse_frequencies(None)
-            long_frequencies, _ = self._inverse_frequencies(10 * shape.max_positions)
-        finite = frequencies.isfinite().all() and long_frequencies.isfinite().all()
-        if not finite or 2 * len(long_frequencies) > shape.head_size:
-            raise PosEncError(f"rope: scaling {self.rope_parameters!r} gives unusable frequencies; check its factors")
+            long_frequencies, long_factor = self._inverse_frequencies(10 * shape.max_positions)
+        # Written so that NaN fails too.
+        usable = all((values.abs() <= MAX_FREQUENCY).all() for values in (frequencies, long_frequencies))
+        factors = (self.attention_factor, long_factor)
+        usable = usable and all(MIN_ATTENTION_FACTOR <= factor <= MAX_ATTENTION_FACTOR for factor in factors)
+        if not usable or 2 * len(long_frequencies) > shape.head_size:
+            raise PosEncError(
+                f"rope: {truncate_repr(self.rope_parameters)} gives unusable angles; expected frequencies of at most "
+                f"{MAX_FREQUENCY:g} per token, and an attention factor between {MIN_ATTENTION_FACTOR:g} and "
+                f"{MAX_ATTENTION_FACTOR:g}. Check theta and the scaling"
+            )
         # Plain numbers, not a buffer: model.to(bfloat16) would round it and meta loading would lose it.
         self.frequencies: list[float] = frequencies.tolist()
 
@@ -256,7 +275,7 @@ class Xpos(Scheme[XposOptions, Decay]):
         limit = MAX_EXPONENT.get(dtype, 80.0)
         steepest = -math.log(XPOS_GAMMA / (1 + XPOS_GAMMA))
         if max_offset * steepest / self.options.scale_base > limit:
-            raise PosEncError(
+            raise SequenceLengthError(
                 f"xpos: at {max_offset} positions from the center the decay overflows {dtype}: raise scale_base above "
                 f"{math.ceil(max_offset * steepest / limit)}, use bfloat16 instead of float16, or shorten the input"
             )

@@ -79,6 +79,13 @@ def _empty_tensor_of_absurd_shape(path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
+def _metadata(path: Path, metadata: object) -> None:
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.dumps({**json.loads(content[8 : 8 + size]), "__metadata__": metadata}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + size :])
+
+
 DAMAGE: dict[str, Callable[[Path], Any]] = {
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:-8]),
     "too long": lambda path: path.write_bytes(path.read_bytes() + b"12345678"),
@@ -89,6 +96,9 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "wrong offset": lambda path: path.write_bytes(
         path.read_bytes().replace(b'"data_offsets":[0,', b'"data_offsets":[1,', 1)
     ),
+    "metadata of numbers": lambda path: _metadata(path, {"format": 1}),
+    "metadata as a list": lambda path: _metadata(path, ["pt"]),
+    "nested metadata": lambda path: _metadata(path, {"format": {"pt": "pt"}}),
     "absurd shape": _empty_tensor_of_absurd_shape,
     "missing": Path.unlink,
     "empty": lambda path: path.write_bytes(b""),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from hf_posenc.cli import app
@@ -110,3 +111,24 @@ def test_invalid_options_exit_with_2_before_evaluating(
     assert completed.exit_code == 2, (completed.output, completed.exception)
     assert message in completed.output
     assert len(completed.output) < 1200
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize("name", ["transformer.ln_f.weight", "transformer.wte.weight"])
+def test_json_never_contains_nan(workspace: Path, name: str, value: str) -> None:
+    path = workspace / "alibi" / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name].view(-1)[-1] = float(value)
+    save_file(tensors, path, metadata={"format": "pt"})
+    metrics = ["--metrics", "all", "--passkey-trials", "2", "--passkey-depths", "0"]
+    completed = run_command(workspace, both(workspace), *metrics, "--json", "--csv", str(workspace / "out.csv"))
+    assert completed.exit_code == 0, (completed.output, completed.exception)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    report = json.loads(completed.stdout, parse_constant=refuse)
+    assert any(result["stopped"] for result in report["similarity"] if result["model"] == "alibi")
+    with (workspace / "out.csv").open() as file:
+        values = {row[column] for row in csv.DictReader(file) for column in ("value", "low", "high")}
+    assert not values & {"nan", "inf", "-inf"}

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertModel
+from safetensors.torch import load_file, save_file
+from transformers import BertModel, GPT2Model
 from transformers.utils import ModelOutput
 
 import hf_posenc
@@ -107,6 +108,42 @@ def test_results_of_another_evaluation_are_not_mixed_in(
     assert shapes
     Path(workspace["results"]).write_text("[]")
     with pytest.raises(PosEncError, match="evaluation results"):
+        run(workspace)
+
+
+def test_every_edit_of_a_model_is_noticed(workspace: dict[str, str]) -> None:
+    """One value of one tensor, and a field of the config that leaves the weights as they are."""
+    run(workspace)
+    path = Path(workspace["alibi"]) / "model.safetensors"
+    tensors, content = load_file(path), path.read_bytes()
+    table = tensors["transformer.wte.weight"]
+    table.view(-1)[len(table.view(-1)) // 2 + 3] += 1
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(PosEncError, match="weights was"):
+        run(workspace)
+    path.write_bytes(content)
+    run(workspace)
+    config = Path(workspace["alibi"]) / "config.json"
+    config.write_text(config.read_text().replace('"layer_norm_epsilon": 1e-05', '"layer_norm_epsilon": 0.1'))
+    with pytest.raises(PosEncError, match="weights was"):
+        run(workspace)
+
+
+def test_only_a_refused_length_is_stored_as_a_limit(workspace: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PosEncError("another problem")
+
+    monkeypatch.setattr(GPT2Model, "forward", refuse)
+    with pytest.raises(PosEncError, match="another problem"):
+        run(workspace, lengths=[12])
+    assert not Path(workspace["results"]).exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 5000, '{"settings": {}, "models": {}, "results": {"perplexity": [1]}}'])
+def test_damaged_results_are_refused(text: str, workspace: dict[str, str]) -> None:
+    Path(workspace["results"]).parent.mkdir()
+    Path(workspace["results"]).write_text(text)
+    with pytest.raises(PosEncError, match="does not contain evaluation results"):
         run(workspace)
 
 

@@ -1,0 +1,124 @@
+"""Companion files of a checkpoint: what is copied or uploaded along with its weights.
+
+Code of the checkpoint's author stays behind: `from_pretrained(..., trust_remote_code=True)` of a variant would run it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..config import REMOTE_CODE_MODULE
+from ..errors import PosEncError
+from .files import COMPANION_FILES, PICKLE_SUFFIXES
+from .source import read_json_object
+
+ARRAY_SUFFIXES = (".npy", ".npz")
+"""Arrays may contain pickles."""
+CODE_SUFFIXES = (".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".sh", ".ipynb")
+CODE_FIELDS = ("auto_map", "custom_pipelines")
+"""Fields of JSON files that name classes in code files, which `trust_remote_code=True` imports."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Companions:
+    """Companion files to copy or upload, and what has to stay behind.
+
+    Attributes:
+        files: By relative path: where the file is, or its content if fields that name code were removed from it.
+        left_out: Code and pickles, and the removed fields.
+    """
+
+    files: dict[str, Path | bytes]
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def read(cls, directory: Path) -> Companions:
+        """List the companion files of a checkpoint. Raises `PosEncError` for links to other places."""
+        matches = {path for pattern in COMPANION_FILES for path in directory.glob(pattern) if path.is_file()}
+        excluded = (*PICKLE_SUFFIXES, *ARRAY_SUFFIXES, *CODE_SUFFIXES)
+        files: dict[str, Path | bytes] = {}
+        left_out = {path.name for path in directory.glob("*.py") if path.stem != REMOTE_CODE_MODULE}
+        for path in sorted(matches):
+            name = path.relative_to(directory).as_posix()
+            if path.suffix.lower() in excluded:
+                left_out.add(name)
+                continue
+            files[name], removed = _without_code(path)
+            left_out.update(f"{field} in {name}" for field in removed)
+        check_links(directory, files)
+        return cls(files, tuple(sorted(left_out)))
+
+    def copy_to(self, directory: Path) -> None:
+        """Write the files into a directory, as copies: tokenizers write into their files in place."""
+        for name, content in self.files.items():
+            target = directory / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, bytes):
+                target.write_bytes(content)
+            else:
+                shutil.copyfile(content, target)
+
+
+def _without_code(path: Path) -> tuple[Path | bytes, list[str]]:
+    """A file, or its content without the fields that name code; and these fields."""
+    if not (path.suffix.lower() == ".json" and "config" in path.name):
+        return path, []
+    fields = read_json_object(path)
+    removed = remove_code_fields(fields)
+    return to_json_bytes(fields) if removed else path, removed
+
+
+def to_json_bytes(fields: dict[str, Any]) -> bytes:
+    """The content of a JSON file with these fields."""
+    return (json.dumps(fields, indent=2) + "\n").encode()
+
+
+def remove_code_fields(fields: dict[str, Any]) -> list[str]:
+    """Remove the fields that name code in files, except those of the variant itself; returns their names."""
+    removed = [name for value in fields.values() if isinstance(value, dict) for name in remove_code_fields(value)]
+    for field in CODE_FIELDS:
+        entries = fields.get(field)
+        kept = {name: entry for name, entry in entries.items() if _is_own(entry)} if isinstance(entries, dict) else {}
+        if entries is not None and kept != entries:
+            removed.append(field)
+            fields.pop(field)
+            fields |= {field: kept} if kept else {}
+    return removed
+
+
+def _is_own(entry: object) -> bool:
+    """Whether an entry of auto_map names a class of the module that `write_remote_code_module` writes."""
+    return isinstance(entry, str) and re.fullmatch(rf"{REMOTE_CODE_MODULE}\.\w+", entry) is not None
+
+
+def check_links(directory: Path, names: Iterable[str]) -> None:
+    """Refuse links that lead out of a checkpoint: what they point to may be private.
+
+    Links within the cache of the Hub, where every file is a link to a blob of the same repository, are fine.
+
+    Args:
+        directory: The directory of the checkpoint.
+        names: Paths of files, relative to it.
+
+    Raises:
+        PosEncError: If a file lies elsewhere; the message names it.
+    """
+    root = directory.resolve()
+    if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):
+        root = root.parents[1]
+    for name in names:
+        try:
+            target = (directory / name).resolve()
+        except (OSError, RuntimeError) as error:  # a link to itself
+            raise PosEncError(f"{directory / name} cannot be read: {error}") from error
+        if not target.is_relative_to(root):
+            raise PosEncError(
+                f"{directory / name} is a link to {target}, outside of the checkpoint, and might be private: replace "
+                "the link with the file itself, or remove it"
+            )

@@ -1,0 +1,106 @@
+"""Load models and tokenizers from checkpoints that others made: from safetensors only, and without running their code.
+
+Every command that builds a model from a directory or a Hub id does it through `load_model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME, logging
+
+from ..errors import PosEncError
+from ..patches import find_architecture
+from ..validation import truncate_repr
+from .files import COMPANION_FILES, TOKENIZER_FILES
+from .inspection import POOLER, check_base_weights
+from .source import find_checkpoint, read_config, read_shards
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def load_model(
+    source: str | Path, auto_class: str = "AutoModel", revision: str | None = None, **options: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    """Load a checkpoint with the checks of `convert_checkpoint`: its config, its weight files, and that both agree.
+
+    Args:
+        source: A checkpoint directory or a Hub id. Only safetensors are read.
+        auto_class: The Auto class to load it with, such as "AutoModelForCausalLM".
+        revision: Branch, tag or commit of a Hub id.
+        **options: More arguments of `from_pretrained`, such as `dtype` or `position_scheme`.
+
+    Returns:
+        The model in eval mode, and the names of its weights that the checkpoint lacks; a missing pooler is normal.
+
+    Raises:
+        PosEncError: If the checkpoint is damaged, too large, or needs a pickle or code of its own.
+    """
+    directory = find_checkpoint(source, revision)
+    _check_files(directory)
+    options |= {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    with _load_errors(source), _errors_only():
+        model, info = getattr(transformers, auto_class).from_pretrained(directory, **options)
+    return model.eval(), sorted(name for name in info["missing_keys"] if not name.startswith(POOLER))
+
+
+def load_tokenizer(source: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer of a checkpoint without running its code.
+
+    Args:
+        source: A checkpoint directory or a Hub id.
+        revision: Branch, tag or commit of a Hub id.
+
+    Returns:
+        The tokenizer, or None if the checkpoint has no tokenizer files.
+
+    Raises:
+        PosEncError: If the files are damaged or need code of the checkpoint's author.
+    """
+    directory = find_checkpoint(source, revision, patterns=(CONFIG_NAME, *COMPANION_FILES))
+    if not any(path.is_file() for pattern in TOKENIZER_FILES for path in directory.glob(pattern)):
+        return None
+    with _load_errors(f"the tokenizer of {source}"), _errors_only():
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+
+
+def _check_files(directory: Path) -> None:
+    """Refuse weights that do not fit config.json, and adapters, which name another checkpoint to load."""
+    config, shards = read_config(directory), read_shards(directory)
+    if (directory / ADAPTER_CONFIG).exists():
+        raise PosEncError(
+            f"{directory} contains a PEFT adapter ({ADAPTER_CONFIG}): load it, merge it with merge_and_unload, and "
+            "save the result with save_pretrained"
+        )
+    if find_architecture(config) is not None:
+        check_base_weights(config, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
+
+
+@contextmanager
+def _load_errors(name: str | Path) -> Iterator[None]:
+    """Raise everything that transformers raises for files it cannot load as `PosEncError`."""
+    try:
+        yield
+    except PosEncError:
+        raise
+    except Exception as error:  # damaged files raise all kinds of errors, RecursionError among them
+        message = str(error).split("Model type should be")[0].strip()  # followed by a list of all model types
+        if "trust_remote_code" in message:
+            message = "it needs code of its author, which is never run; use a checkpoint that transformers supports"
+        raise PosEncError(f"Cannot load {name}: {truncate_repr(message, str)}") from error
+
+
+@contextmanager
+def _errors_only() -> Iterator[None]:
+    """Silence warnings of transformers: unused heads are expected, and callers report missing weights."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
