@@ -144,7 +144,7 @@ def train(
     if is_main_process and as_json:
         echo_json(_summary(directory, pushed))
     elif is_main_process:
-        typer.echo(f"Saved the variant to {directory}. Load it with AutoModel.from_pretrained({str(directory)!r})")
+        typer.echo(_describe(directory, request))
         if pushed is not None:
             typer.echo(str(pushed))
 
@@ -222,6 +222,14 @@ def _hub_repo(arguments: TrainingArguments) -> str | None:
         with translate_hub_errors(repo):
             HfApi(token=arguments.hub_token).whoami()
     return repo
+
+
+def _describe(directory: Path, request: TrainRequest) -> str:
+    from ..checkpoints import RECOVERY_FILE, read_json_object
+    from ..training import format_recovery, infer_objective, load_config
+
+    objective = infer_objective(load_config(request), request.task)
+    return format_recovery(read_json_object(directory / RECOVERY_FILE), directory, objective.value)
 
 
 def _summary(directory: Path, pushed: PushResult | None) -> dict[str, object]:

@@ -6,7 +6,9 @@ from .closed_form import closed_form_start
 from .data import generate_text
 from .distillation import LossWeights, Teacher, TeacherOutput, record_hidden_states, transformer_layers
 from .factories import load_config
+from .objectives import infer_objective
 from .optimizer import parameter_groups, train_positions_only
+from .report import format_recovery
 from .run import train
 from .teacher_cache import TeacherCache
 from .trainer import RecoveryTrainer
@@ -14,5 +16,6 @@ from .warm_start import FitResult, absorb_table_mean, fit
 
 __all__ = ["RECIPES", "Recipe", "TrainRequest", "budget_arguments", "default_learning_rate", "load_config", "train"]
 __all__ += ["LossWeights", "RecoveryTrainer", "Teacher", "TeacherCache", "TeacherOutput", "record_hidden_states"]
-__all__ += ["FitResult", "absorb_table_mean", "closed_form_start", "fit", "generate_text", "parameter_groups"]
-__all__ += ["parse_train_length", "resolve_fit_ratio", "rows_per_step", "train_positions_only", "transformer_layers"]
+__all__ += ["FitResult", "absorb_table_mean", "closed_form_start", "fit", "format_recovery", "generate_text"]
+__all__ += ["infer_objective", "parameter_groups", "parse_train_length", "resolve_fit_ratio", "rows_per_step"]
+__all__ += ["train_positions_only", "transformer_layers"]

@@ -241,6 +241,11 @@ class RunState:
                 "start over with --restart"
             )
 
+    @property
+    def measured(self) -> dict[str, dict[str, float]]:
+        """What was measured before the run was interrupted."""
+        return self._previous.get("measured", {})
+
     def set_dataset(self, fingerprint: dict[str, Any]) -> None:
         """Record the fingerprint of the rows. Raises PosEncError if they have changed since the run was started."""
         self.values["dataset"] = fingerprint

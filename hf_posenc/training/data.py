@@ -169,14 +169,19 @@ def sample_input_ids(rows: Dataset | IterableDataset, count: int, length: int) -
 
 
 def dataset_fingerprint(rows: Dataset | IterableDataset) -> dict[str, Any]:
-    """A hash of the rows, to notice changed data on resuming. Of a stream, only the first rows are hashed."""
+    """The number of rows and tokens and a hash, to notice changed data on resuming.
+
+    Of a stream, only the first rows are hashed, and its size is unknown.
+    """
     num_rows = len(rows) if hasattr(rows, "__len__") else None
     hashed = rows.take(FINGERPRINTED_STREAM_ROWS) if num_rows is None else rows
-    digest = hashlib.sha256()
+    digest, num_tokens = hashlib.sha256(), 0
     for table in hashed.with_format("arrow").iter(ROWS_PER_READ):
         for batch in table.combine_chunks().to_batches():
             digest.update(batch.serialize())
-    return {"num_rows": num_rows, "sha256": digest.hexdigest()}
+            num_tokens += len(batch[INPUT_IDS].flatten())
+    is_stream = num_rows is None
+    return {"num_rows": num_rows, "num_tokens": None if is_stream else num_tokens, "sha256": digest.hexdigest()}
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,7 @@ class RunBuilder:
             RowBuilder(self.tokenizer, stage.length, self.objective, self.packing, *columns, self.labels, first)
             for stage in stages
         ]
+        self.data_collator = self.objective.data_collator(self.tokenizer, self.packing, request.mlm_probability)
         self.teacher = self._load_teacher()
         self._stock_model = self.teacher.model if self.teacher is not None and not request.teacher_model else None
         if self.labels and self.teacher and self.teacher.has_new_head and not request.recipe.loss_weights.label:
@@ -193,8 +195,13 @@ class RunBuilder:
             return None
         return self.row_builders[-1].build(load_text_dataset(self.request.eval_data, self.request.eval_split))
 
-    def build_student(self, rows: Dataset | IterableDataset, warm_start: bool) -> PreTrainedModel:
-        """The model to train, with a warm start from the stock model unless the run resumes from a checkpoint."""
+    def build_student(
+        self, rows: Dataset | IterableDataset, warm_start: bool, measure: Callable[[str, PreTrainedModel], None]
+    ) -> PreTrainedModel:
+        """The model to train, with a warm start from the stock model unless the run resumes from a checkpoint.
+
+        `measure` is called with the model before and after the warm start.
+        """
         request = self.request
         options = {} if request.scheme is None else {"position_scheme": request.scheme}
         # In float32 whatever the files are in: in half precision, small optimizer updates round to nothing.
@@ -208,11 +215,13 @@ class RunBuilder:
             return model
         stock_model = self._stock_model or self._load_model(request.model, request.revision)
         model.to(self.arguments.device)
+        measure("swapped", model)
         fits = self.objective is not Objective.CLASSIFICATION
         tokens_seen = self._rows_seen(rows) * self.stages[0].length if fits else 0
         start_from_stock_model(
             stock_model, model, rows, request.recipe, request.trainable, self.stages[0].length, tokens_seen
         )
+        measure("started", model)
         return model
 
     def _rows_seen(self, rows: Dataset | IterableDataset) -> int:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, TrainingArguments, set_seed
 from transformers.integrations import get_reporting_integration_callbacks
 
-from ..checkpoints import RECOVERY_FILE, list_checkpoints
+from ..checkpoints import list_checkpoints
 from ..errors import PosEncError
-from .arguments import RunState, TrainRequest, parse_train_length
+from .arguments import RunState, TrainRequest, parse_train_length, rows_per_step
 from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
 from .data import dataset_fingerprint
 from .factories import RunBuilder
 from .objectives import Objective, compute_accuracy
 from .optimizer import add_lora, head_names, train_positions_only
+from .report import RecoveryReport
 from .trainer import RecoveryTrainer
 
 
@@ -60,16 +61,18 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
                 state.clear()
         builder = RunBuilder(request, arguments, stages)
         checkpoint = last_valid_checkpoint(directory)
-        trainer = _build_trainer(builder, state, warm_start=checkpoint is None)
+        report = RecoveryReport(builder, None if checkpoint is None else state.measured)
+        trainer = _build_trainer(builder, state, report, warm_start=checkpoint is None)
         if arguments.should_save:
             shutil.rmtree(directory / STAGING_DIRECTORY, ignore_errors=True)
-            state.save()
+            state.save(measured=report.stages)
         output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        if trainer.eval_dataset is not None:
-            _write_recovery(trainer, builder)
+        report.measure_trained(trainer)
         _save_variant(trainer, builder)
         if arguments.should_save:
-            state.save(finished=True, steps=output.global_step, train_loss=output.training_loss)
+            spent = _tokens_and_time(trainer, builder, state)
+            report.write(directory, **spent)
+            state.save(finished=True, steps=output.global_step, train_loss=output.training_loss, **spent)
         trainer.accelerator.wait_for_everyone()
     return directory
 
@@ -83,11 +86,11 @@ def _check_report_to(arguments: TrainingArguments) -> None:
             raise PosEncError(f"--report-to {name} is not available: pip install {name}. {error}") from None
 
 
-def _build_trainer(builder: RunBuilder, state: RunState, warm_start: bool) -> RecoveryTrainer:
+def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport, warm_start: bool) -> RecoveryTrainer:
     request, arguments, recipe, teacher = builder.request, builder.arguments, builder.request.recipe, builder.teacher
     rows = builder.build_rows()
     state.set_dataset(dataset_fingerprint(rows))
-    model = builder.build_student(rows, warm_start)
+    model = builder.build_student(rows, warm_start, report.measure)
     _choose_parameters(model, request, builder.objective)
     weights = recipe.loss_weights
     if teacher is not None and teacher.has_new_head:  # it predicts at random: learn from the labels instead
@@ -98,9 +101,9 @@ def _build_trainer(builder: RunBuilder, state: RunState, warm_start: bool) -> Re
         model=model,
         args=arguments,
         train_dataset=rows,
-        eval_dataset=builder.build_eval_rows(),
+        eval_dataset=report.rows,
         processing_class=builder.tokenizer,
-        data_collator=builder.objective.data_collator(builder.tokenizer, builder.packing, request.mlm_probability),
+        data_collator=builder.data_collator,
         compute_metrics=compute_accuracy if builder.labels is not None else None,
         teacher=teacher,
         loss_weights=weights,
@@ -122,26 +125,15 @@ def _choose_parameters(model: PreTrainedModel, request: TrainRequest, objective:
             model.get_submodule(name).requires_grad_(True)
 
 
-def _write_recovery(trainer: RecoveryTrainer, builder: RunBuilder) -> None:
-    """Write the metrics of the variant and of the original model to recovery.json."""
-    teacher = builder.teacher
-    is_comparable = (
-        teacher is not None
-        and not (builder.request.teacher_model or teacher.has_new_head)
-        and builder.objective is not Objective.FEATURE_EXTRACTION
-        and builder.stages[-1].length <= teacher.max_length
-    )
-    metrics = []
-    for evaluate in (trainer.evaluate, trainer.evaluate_teacher) if is_comparable else (trainer.evaluate,):
-        with torch.random.fork_rng(devices=[]):  # both are evaluated with the same tokens masked
-            torch.manual_seed(trainer.args.seed + trainer.args.process_index)
-            values = evaluate()
-        names = ("eval_loss", "eval_perplexity", "eval_accuracy")
-        metrics.append({name: values[name] for name in names if name in values})
-    if trainer.args.should_save:
-        recovery = metrics[0] | ({"original": metrics[1]} if any(metrics[1:]) else {})
-        path = Path(trainer.args.output_dir) / RECOVERY_FILE
-        path.write_text(json.dumps(recovery, indent=1), encoding="utf-8")
+def _tokens_and_time(trainer: RecoveryTrainer, builder: RunBuilder, state: RunState) -> dict[str, Any]:
+    """How many tokens the run had and saw, and how long it took since it was started or resumed."""
+    unique = state.values["dataset"]["num_tokens"]
+    if unique is None:
+        seen = trainer.state.global_step * rows_per_step(trainer.args) * builder.stages[0].length
+    else:
+        seen = round(unique * (trainer.state.epoch or 0))
+    seconds = next(logs["train_runtime"] for logs in reversed(trainer.state.log_history) if "train_runtime" in logs)
+    return {"tokens_unique": unique, "tokens_seen": seen, "train_seconds": seconds}
 
 
 def _save_variant(trainer: RecoveryTrainer, builder: RunBuilder) -> None:

@@ -38,7 +38,7 @@ def start_from_stock_model(
         model: The variant.
         rows: The rows to train on, some of which are used here.
         recipe: Which steps to take.
-        trainable: What will be trained. Weights that will not be are left alone, but for adapters.
+        trainable: What will be trained. Weights that will not be are left alone.
         length: Tokens per row.
         tokens_seen: How many tokens the training will see, which the fit gets a fraction of.
     """
@@ -49,8 +49,8 @@ def start_from_stock_model(
     if recipe.absorb_table_mean and trains_all:
         absorb_table_mean(stock_model, model, min(length, max_positions(model.config)))
     pieces = {
-        "reorder_heads": recipe.reorder_heads,
-        "fold_rotation": recipe.fold_rotation and trainable != "positions",
+        "reorder_heads": recipe.reorder_heads and trains_all,
+        "fold_rotation": recipe.fold_rotation and trains_all,
         "match_biases": recipe.match_biases,
     }
     head_orders = None

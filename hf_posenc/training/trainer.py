@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 
 from ..checkpoints import is_scheme_parameter
@@ -212,27 +211,6 @@ class RecoveryTrainer(CheckpointingTrainer):
                 return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
         return super().prediction_step(model, inputs, *args, **kwargs)
 
-    def evaluate_teacher(self) -> dict[str, float]:
-        """Evaluate the teacher on the evaluation dataset. A sharded teacher cannot be evaluated: returns nothing."""
-        if self.teacher is None or self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            return {}
-        arguments = copy.copy(self.args)
-        arguments.report_to = []
-        trainer = Trainer(
-            model=self.teacher.model,
-            args=arguments,
-            eval_dataset=self.eval_dataset,
-            processing_class=self.processing_class,
-            data_collator=self.data_collator,
-            compute_metrics=self.compute_metrics,
-        )
-        return self._with_perplexity(trainer.evaluate())
-
-    def _with_perplexity(self, metrics: dict[str, float]) -> dict[str, float]:
-        if self.predicts_tokens and "eval_loss" in metrics:
-            metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
-        return metrics
-
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
         self._is_finite &= torch.isfinite(loss)
@@ -248,4 +226,11 @@ class RecoveryTrainer(CheckpointingTrainer):
                 means = {name: total / count for name, (total, count) in zip(LOSS_TERMS, sums, strict=True) if count}
                 logs |= {name: round(mean, 6) for name, mean in means.items()}
                 self._term_sums = torch.zeros_like(self._term_sums)
-        super().log(self._with_perplexity(logs), *args, **kwargs)
+        super().log(with_perplexity(logs, self.predicts_tokens), *args, **kwargs)
+
+
+def with_perplexity(metrics: dict[str, float], predicts_tokens: bool = True) -> dict[str, float]:
+    """Add the perplexity to the metrics of an evaluation whose loss is a mean over tokens."""
+    if predicts_tokens and "eval_loss" in metrics:
+        metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
+    return metrics

@@ -152,7 +152,8 @@ def test_half_precision_is_trained_in_float32(stock: dict[str, Path], text: Path
     "changes", [{"gradient_checkpointing": True}, pytest.param({"bf16": True}, marks=pytest.mark.slow)]
 )
 def test_trainer_features(changes: dict[str, Any], stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    out = train(request(stock["llama"], text), settings(tmp_path / "out", **changes))
+    recipe = Recipe(reorder_heads=False, fold_rotation=False, match_biases=False, fit_ratio=0.0)  # with room to learn
+    out = train(request(stock["llama"], text, recipe=recipe), settings(tmp_path / "out", **changes))
     assert losses_in(out)[-1] < losses_in(out)[0]
 
 

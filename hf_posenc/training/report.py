@@ -1,0 +1,136 @@
+"""How good a model is before, during and after a run, on the same held-out text: the table that a run ends with."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedModel, Trainer
+
+from ..checkpoints import RECOVERY_FILE
+from .objectives import AUTO_CLASSES, Objective, compute_accuracy
+from .trainer import RecoveryTrainer, with_perplexity
+
+if TYPE_CHECKING:
+    from .factories import RunBuilder
+
+METRICS = {
+    "eval_perplexity": "perplexity",
+    "eval_accuracy": "accuracy",
+    "eval_cosine": "cosine similarity",
+    "eval_loss": "loss",
+}
+"""What is kept of an evaluation. The table shows the first of these that there is."""
+STAGES = {"original": "original", "swapped": "swapped", "started": "after the warm start", "trained": "after training"}
+
+
+class RecoveryReport:
+    """Measures a model at the stages of a run, and writes recovery.json.
+
+    Args:
+        builder: The components of the run.
+        measured: Measurements from before the run was interrupted.
+    """
+
+    def __init__(self, builder: RunBuilder, measured: dict[str, dict[str, float]] | None = None) -> None:
+        self.builder, self.stages = builder, dict(measured or {})
+        self.rows = builder.build_eval_rows()
+        self._has_head = builder.objective is not Objective.FEATURE_EXTRACTION
+
+    def measure(self, stage: str, model: PreTrainedModel) -> None:
+        """Evaluate a model that is not sharded; do nothing without evaluation data."""
+        if self.rows is None:
+            return
+        arguments = copy.copy(self.builder.arguments)
+        arguments.report_to = []
+        trainer = Trainer(
+            model=model,
+            args=arguments,
+            eval_dataset=self.rows,
+            processing_class=self.builder.tokenizer,
+            data_collator=self.builder.data_collator,
+            compute_metrics=compute_accuracy if self.builder.labels is not None else None,
+        )
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+            return
+        values = self._evaluate(trainer) if self._has_head else self._compare_embeddings(trainer)
+        self.stages[stage] = {name: values[name] for name in METRICS if name in values}
+
+    def measure_trained(self, trainer: RecoveryTrainer) -> None:
+        """Evaluate the trained model, and the original if it can be compared."""
+        if self.rows is None:
+            return
+        values = self._evaluate(trainer)
+        if not self._has_head:
+            values |= self._compare_embeddings(trainer)
+        self.stages["trained"] = {name: values[name] for name in METRICS if name in values}
+        builder, teacher = self.builder, self.builder.teacher
+        if teacher is None or builder.request.teacher_model or teacher.has_new_head or not self._has_head:
+            return
+        if builder.stages[-1].length <= teacher.max_length:
+            self.measure("original", teacher.model)
+
+    def _evaluate(self, trainer: Trainer) -> dict[str, float]:
+        arguments = trainer.args
+        with torch.random.fork_rng(devices=[]):  # the same tokens are masked every time
+            torch.manual_seed(arguments.seed + arguments.process_index)
+            return with_perplexity(trainer.evaluate(), self.builder.objective.predicts_tokens)
+
+    @torch.no_grad()
+    def _compare_embeddings(self, trainer: Trainer) -> dict[str, float]:
+        """Cosine similarity between mean hidden states and the teacher's, for models without a head."""
+        teacher = self.builder.teacher
+        if teacher is None or self.builder.stages[-1].length > teacher.max_length:
+            return {}
+        teacher.model.to(trainer.args.device)
+        model = trainer.accelerator.unwrap_model(trainer.model).eval()
+        similarities = []
+        for inputs in trainer.get_eval_dataloader():
+            weights_BN1 = inputs["attention_mask"][..., None].float()
+            pooled, target = (
+                (encoder(**inputs).last_hidden_state.float() * weights_BN1).sum(1) for encoder in (model, teacher.model)
+            )
+            similarities.append(trainer.accelerator.gather_for_metrics(functional.cosine_similarity(pooled, target)))
+        return {"eval_cosine": torch.cat(similarities).mean().item()}
+
+    def write(self, directory: Path, **values: Any) -> None:
+        """Write recovery.json: the metrics of the trained model, those of the other stages, and further values."""
+        others = {stage: metrics for stage, metrics in self.stages.items() if stage != "trained" and metrics}
+        recovery = {**self.stages.get("trained", {}), **others, **values}
+        (directory / RECOVERY_FILE).write_text(json.dumps(recovery, indent=1), encoding="utf-8")
+
+
+def format_recovery(recovery: Mapping[str, Any], directory: Path, objective: str | None = None) -> str:
+    """The end of a run as text: a table of stages, tokens and time, and how to load the model.
+
+    Args:
+        recovery: The content of recovery.json.
+        directory: Where the variant was saved.
+        objective: The value of the run's `Objective`.
+
+    Returns:
+        Several lines of text.
+    """
+    by_stage = {stage: recovery if stage == "trained" else recovery.get(stage, {}) for stage in STAGES}
+    metric = next((name for name in METRICS if any(name in values for values in by_stage.values())), None)
+    lines = []
+    if metric is not None:
+        lines.append(f"On held-out text ({METRICS[metric]}):")
+        lines += [
+            f"  {STAGES[stage]:<22}{by_stage[stage][metric]:.4g}" for stage in STAGES if metric in by_stage[stage]
+        ]
+    if recovery.get("tokens_seen") is not None:
+        unique = f"{recovery['tokens_unique']:,}" if recovery.get("tokens_unique") is not None else "unknown"
+        lines.append(
+            f"Tokens: {unique} unique, {recovery['tokens_seen']:,} seen. Time: {recovery['train_seconds']:.0f} s."
+        )
+    auto_class = AUTO_CLASSES[Objective(objective)] if objective else "AutoModel"
+    lines.append(f"Saved the variant to {directory}. Load it with:")
+    lines += ["  import hf_posenc", f"  from transformers import {auto_class}"]
+    lines.append(f"  model = {auto_class}.from_pretrained({str(directory)!r})")
+    return "\n".join(lines)
