@@ -87,6 +87,9 @@ def train(
     recipe: Annotated[str | None, Option(help="recommended, or naive for plain fine-tuning.")] = None,
     teacher: Annotated[bool | None, Option(help="Distill from the stock model.")] = None,
     teacher_model: Annotated[str | None, Option(help="Another checkpoint to distill from.")] = None,
+    cache_teacher: Annotated[
+        bool | None, Option("--cache-teacher", help="Run the teacher in the first pass only.")
+    ] = None,
     reorder_heads: Annotated[bool | None, Option(help="Give each bias the head that suits it best.")] = None,
     fold_rotation: Annotated[bool | None, Option(help="Keep the mean of a dropped rotation.")] = None,
     match_biases: Annotated[bool | None, Option(help="Start biases from the stock model's attention.")] = None,

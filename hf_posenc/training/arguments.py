@@ -29,6 +29,8 @@ from .data import SELF_GENERATED_FILE
 from .distillation import LossWeights
 
 Trainable = Literal["all", "positions", "lora"]
+TEACHER_CACHE = "teacher_cache"
+"""The directory of the teacher's predictions, inside the output directory, until the run is finished."""
 SELF_GENERATED = "self"
 """The value of `data` for text sampled from the model itself."""
 RUN_FILES = (
@@ -131,6 +133,8 @@ class TrainRequest:
         tokens: How many tokens of the data to use; all if None. See `budget_arguments`.
         recipe: The steps of the run.
         teacher_model: Checkpoint to distill from instead of the stock model.
+        cache_teacher: Keep the teacher's predictions on disk, so that it runs in the first pass over the rows only. The
+            hidden-state loss then ends with that pass.
         task: One of the values of `Objective`; inferred from the checkpoint's head if None.
         trainable: What to train: "all", "positions" (the scheme's parameters) or "lora" (those and adapters).
         lora_rank: Rank of the adapters.
@@ -157,6 +161,7 @@ class TrainRequest:
     tokens: int | None = None
     recipe: Recipe = RECOMMENDED
     teacher_model: str | None = None
+    cache_teacher: bool = False
     task: str | None = None
     trainable: Trainable = "all"
     lora_rank: int = 16
@@ -181,6 +186,8 @@ class TrainRequest:
             raise PosEncError(f"--mlm-probability must be between 0 and 1, got {self.mlm_probability}")
         if self.position_learning_rate is not None and not 0 < self.position_learning_rate < math.inf:
             raise PosEncError(f"--position-learning-rate must be above 0, got {self.position_learning_rate}")
+        if self.cache_teacher and not self.recipe.teacher:
+            raise PosEncError("--cache-teacher needs a teacher: leave out --no-teacher and --recipe naive")
         if self.teacher_model is not None and not self.recipe.teacher:
             raise PosEncError("--teacher-model contradicts --no-teacher and --recipe naive: leave one of them out")
 
@@ -276,5 +283,5 @@ class RunState:
         self.save()
         for path in {path for pattern in RUN_FILES for path in directory.glob(pattern) if path.is_file()}:
             path.unlink()
-        for checkpoint in (*list_checkpoints(directory), directory / STAGING_DIRECTORY):
+        for checkpoint in (*list_checkpoints(directory), directory / STAGING_DIRECTORY, directory / TEACHER_CACHE):
             shutil.rmtree(checkpoint, ignore_errors=True)

@@ -13,13 +13,14 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from ..checkpoints import list_checkpoints
 from ..errors import PosEncError
-from .arguments import RunState, TrainRequest, parse_train_length, rows_per_step
+from .arguments import TEACHER_CACHE, RunState, TrainRequest, parse_train_length, rows_per_step
 from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
 from .data import dataset_fingerprint
 from .factories import RunBuilder
 from .objectives import Objective, compute_accuracy
 from .optimizer import add_lora, head_names, train_positions_only
 from .report import RecoveryReport
+from .teacher_cache import TeacherCache
 from .trainer import RecoveryTrainer
 
 
@@ -72,6 +73,7 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
         if arguments.should_save:
             spent = _tokens_and_time(trainer, builder, state)
             report.write(directory, **spent)
+            shutil.rmtree(directory / TEACHER_CACHE, ignore_errors=True)
             state.save(finished=True, steps=output.global_step, train_loss=output.training_loss, **spent)
         trainer.accelerator.wait_for_everyone()
     return directory
@@ -95,6 +97,9 @@ def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport,
     weights = recipe.loss_weights
     if teacher is not None and teacher.has_new_head:  # it predicts at random: learn from the labels instead
         weights = dataclasses.replace(weights, kl=0.0, label=weights.label or 1.0)
+    cache, hidden_loss_until = _teacher_cache(builder), recipe.hidden_loss_until
+    if cache is not None:
+        hidden_loss_until = min(hidden_loss_until, 1 / max(arguments.num_train_epochs, 1))
     # The parameters of a variant have been trained already.
     multiplier = recipe.position_lr_multiplier if request.scheme is not None else 1.0
     return RecoveryTrainer(
@@ -107,11 +112,22 @@ def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport,
         compute_metrics=compute_accuracy if builder.labels is not None else None,
         teacher=teacher,
         loss_weights=weights,
-        hidden_loss_until=recipe.hidden_loss_until,
+        hidden_loss_until=hidden_loss_until,
+        teacher_cache=cache,
         position_learning_rate=request.position_learning_rate or multiplier * arguments.learning_rate,
         predicts_tokens=builder.objective.predicts_tokens,
         has_adapters=request.trainable == "lora",
     )
+
+
+def _teacher_cache(builder: RunBuilder) -> TeacherCache | None:
+    request = builder.request
+    if not request.cache_teacher or builder.teacher is None or not builder.objective.predicts_tokens:
+        return None
+    if builder.objective is Objective.MASKED:
+        raise PosEncError("--cache-teacher is for causal models: masked tokens differ in every pass")
+    name = f"{request.teacher_model or request.model} {request.revision or ''}".strip()
+    return TeacherCache(Path(builder.arguments.output_dir) / TEACHER_CACHE, teacher=name)
 
 
 def _choose_parameters(model: PreTrainedModel, request: TrainRequest, objective: Objective) -> None:
