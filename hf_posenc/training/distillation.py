@@ -63,6 +63,30 @@ class Teacher:
         self._options: dict[str, Any] = {"use_cache": False} if getattr(model.config, "use_cache", False) else {}
         self._lean_forward = LeanForward(model)
 
+    def share_frozen_weights(self, student: nn.Module) -> int:
+        """Use the student's own weights where they are frozen and equal, so that they are in memory only once.
+
+        For a student that trains adapters or positions only. Its frozen weights must stay frozen from then on.
+
+        Args:
+            student: The model to train, on the same device.
+
+        Returns:
+            The number of parameters shared.
+        """
+        frozen = {
+            name.replace(".base_layer.", "."): weight  # PEFT keeps adapted layers there
+            for name, weight in student.named_parameters()
+            if not weight.requires_grad
+        }
+        shared = 0
+        for name, parameter in self.model.named_parameters():
+            weight = frozen.get(name)
+            if weight is not None and weight.dtype == parameter.dtype and torch.equal(weight, parameter):
+                parameter.data = weight.data
+                shared += parameter.numel()
+        return shared
+
     @torch.no_grad()
     def forward(
         self, inputs: Mapping[str, torch.Tensor], *, lean: bool = False, hidden_states: bool = True

@@ -84,13 +84,17 @@ def find_linear_head(model: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Li
     ):
         return None
     row = {name: value[:1] if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
-    devices = [model.device] if model.device.type != "cpu" else []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.random.fork_rng(devices, device_type=model.device.type if devices else "cuda"))
-        stack.enter_context(head.register_forward_hook(lambda module, args, output: output * PROBE_SCALE))
-        states = stack.enter_context(record_last_hidden_state(model))
-        logits = model(**row, **{LOGITS_TO_KEEP: CHECKED_POSITIONS}).logits
+    was_training = model.training
+    model.eval()  # dropout would advance the random state, so that a resumed run would differ
+    try:
+        with (
+            torch.no_grad(),
+            head.register_forward_hook(lambda module, args, output: output * PROBE_SCALE),
+            record_last_hidden_state(model) as states,
+        ):
+            logits = model(**row, **{LOGITS_TO_KEEP: CHECKED_POSITIONS}).logits
+    finally:
+        model.train(was_training)
     if len(states) != 1 or states[0].shape[:-1] != row["input_ids"].shape:
         return None
     projection = ProjectedLogits.from_head(states[0][:, -CHECKED_POSITIONS:], head)

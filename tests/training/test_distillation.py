@@ -16,7 +16,7 @@ from hf_posenc.training import (
     train_positions_only,
     transformer_layers,
 )
-from hf_posenc.training.optimizer import scheme_parameter_ids
+from hf_posenc.training.optimizer import add_lora, scheme_parameter_ids
 from tests.support import tiny_models as tiny
 
 ARCHITECTURES = ["bert", "gpt2", "llama"]
@@ -62,6 +62,25 @@ def test_padding_is_ignored() -> None:
     for state in worse:
         state[1, 4:] += 1
     assert target.hidden_distance(worse, mask).item() == target.hidden_distance(states, mask).item()
+
+
+def test_teacher_shares_frozen_weights() -> None:
+    """Adapters and positions leave the other weights as they are, so the teacher needs no copy of them."""
+    ids = tiny.tokens()
+    teacher, student = Teacher(tiny.model("llama")), tiny.model("llama", "t5")
+    expected = teacher.forward({"input_ids": ids}).logits_BNV
+    assert teacher.share_frozen_weights(student) == 0, "control: everything is trained"
+    add_lora(student, 2, [])
+    assert teacher.share_frozen_weights(student) == sum(p.numel() for p in teacher.model.parameters())
+    pointers = {parameter.data_ptr() for parameter in student.parameters()}
+    assert all(parameter.data_ptr() in pointers for parameter in teacher.model.parameters())
+    trainable = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trainable, 1.0)
+    student(ids, labels=ids).loss.backward()
+    optimizer.step()
+    assert torch.equal(teacher.forward({"input_ids": ids}).logits_BNV, expected)
+    other = tiny.model("llama", "t5", seed=1).requires_grad_(False)
+    assert teacher.share_frozen_weights(other) == 0, "weights that differ are not shared"
 
 
 def test_text_is_sampled_from_the_model() -> None:

@@ -50,6 +50,7 @@ def test_softcaps_and_scales_are_noticed(
         state = torch.get_rng_state()
         assert (find_linear_head(model, {"input_ids": tiny.tokens()}) is not None) == is_linear
         assert torch.equal(torch.get_rng_state(), state)
+        assert model.training
 
 
 def test_other_heads_compute_all_logits() -> None:
