@@ -82,12 +82,14 @@ def translate_data_errors(source: str) -> Iterator[None]:
         yield
     except PosEncError:
         raise
-    except (DatasetsError, ValueError, TypeError, KeyError, OSError, RuntimeError) as error:  # for an empty file, too
+    except (DatasetsError, ValueError, TypeError, KeyError, OSError) as error:  # pyarrow's errors are ValueErrors too
         cause = error.__cause__ or error
         raise PosEncError(
             f"Cannot read the data in {source}: {truncate_repr(cause, str)}. Expected UTF-8 text, or JSONL, CSV or "
             "parquet files whose rows all have the same columns"
         ) from error
+    except StopIteration:  # raised for an empty JSON file
+        raise PosEncError(f"{source} is empty: pass data with at least one row") from None
 
 
 def select_text_column(columns: Sequence[str], requested: str | None = None) -> str:
