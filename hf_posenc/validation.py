@@ -23,8 +23,8 @@ CONFIG_LIMITS = (32, 1_000_000, 1_000_000)
 """The same limits of a whole config.json, which may have long lists of labels."""
 YAML_LIMITS, MAX_YAML_LENGTH = (16, 100_000, 100_000), 1_000_000
 """The same limits of YAML: a model card's metadata, a config file of `train`; and its length in characters."""
-MAX_NUMBER = 1e100
-"""Largest number in YAML and in files of metrics."""
+MAX_YAML_NUMBER, MAX_METRIC = 2.0**63, 1e305
+"""Largest numbers in YAML, and in files of metrics, where a perplexity may reach exp(700)."""
 MAX_SCHEME_PARAMETERS = 2**28
 """Most parameters that the schemes of a model may have, unless its layers have more."""
 MAX_MODEL_PARAMETERS = 2**40
@@ -141,7 +141,7 @@ def load_yaml(text: str, name: str) -> object:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or number that cannot exist
         raise PosEncError(f"{name} is not valid YAML: {truncate_repr(error, str)}") from None
-    check_json_limits(values, name, *YAML_LIMITS, max_number=MAX_NUMBER)
+    check_json_limits(values, name, *YAML_LIMITS, max_number=MAX_YAML_NUMBER)
     return values
 
 

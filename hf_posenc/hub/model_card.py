@@ -24,7 +24,7 @@ from ..errors import PosEncError
 from ..patches import ARCHITECTURES, find_auto_class
 from ..registry import describe
 from ..spec import SchemeSpec
-from ..validation import MAX_NUMBER, load_yaml, truncate_repr
+from ..validation import MAX_METRIC, load_yaml, truncate_repr
 
 CARD_FILE, NEW_CARD_FILE = "README.md", ".README.md.new"
 METRIC_FILES = (RECOVERY_FILE, LENGTH_CURVE_FILE)
@@ -216,7 +216,7 @@ def _measurements(directory: Path) -> str:
         if not path.is_file():
             continue
         try:
-            values = read_json(path, MAX_NUMBER)
+            values = read_json(path, MAX_METRIC)
             if file == LENGTH_CURVE_FILE:
                 points = sorted(values, key=itemgetter("length"))
                 values = {f"{int(point['length'])}": point["perplexity"] for point in points}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,11 @@ def test_hostile_metrics_are_refused(file: str, text: str, variant: Path) -> Non
     with pytest.raises(PosEncError, match=f"{file} is damaged") as error:
         card_text(variant)
     assert len(str(error.value)) < 1500
+
+
+def test_the_worst_perplexity_is_shown(variant: Path) -> None:
+    (variant / "recovery.json").write_text(json.dumps({"eval_perplexity": math.exp(700)}))
+    assert "| held-out perplexity | 1.01423e+304 |" in card_text(variant)
 
 
 @pytest.mark.parametrize("base_model", ["x](https://example.com) <b>", ["a/b"], {"a": 1}, 5, "../../x"])

@@ -19,7 +19,7 @@ HOSTILE_YAML = {
     "deep mappings": "a: " + "{a: " * 500 + "1" + "}" * 500,
     "many values": f"a: [{'1, ' * 200_000}1]",
     "long integer": f"a: {'9' * 5000}",
-    "large integer": f"a: {'9' * 200}",
+    "large integer": f"a: {'9' * 30}",
     "infinity": "a: .inf",
     "impossible date": "a: 2020-13-45",
     "a key that is no string": "1: x",
