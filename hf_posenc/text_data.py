@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import PosEncError
+from .validation import truncate_repr
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -19,6 +21,8 @@ BUILDERS = {
     ".parquet": "parquet",
 }
 """File extension -> builder in the `datasets` library."""
+DESCRIPTIONS = ("readme", "license", "changelog")
+"""Markdown files that come with a dataset and are not part of it."""
 INPUT_IDS, TEXT = "input_ids", "text"
 
 
@@ -42,7 +46,7 @@ def load_text_dataset(source: str, split: str = "train", streaming: bool = False
             dataset = dataset[split]
         return dataset.to_iterable_dataset() if streaming else dataset
     if path.is_dir():
-        files = [str(file) for file in sorted(path.rglob("*")) if file.suffix.lower() in BUILDERS]
+        files = [str(file) for file in sorted(path.rglob("*")) if _is_data(file)]
     else:
         matches = [str(path)] if path.is_file() else sorted(glob.glob(str(path), recursive=True))
         files = [file for file in matches if Path(file).is_file()]
@@ -52,7 +56,8 @@ def load_text_dataset(source: str, split: str = "train", streaming: bool = False
         if builders or builder is None:
             raise PosEncError(f"{source} must contain files of a single type; supported extensions: {sorted(BUILDERS)}")
         options = {"sample_by": "document"} if builder == "text" else {}
-        return load_dataset(builder, data_files=files, split="train", streaming=streaming, **options)
+        with translate_data_errors(source):
+            return load_dataset(builder, data_files=files, split="train", streaming=streaming, **options)
     try:
         return load_dataset(source, split=split, streaming=streaming)
     except (OSError, ValueError) as error:
@@ -60,6 +65,31 @@ def load_text_dataset(source: str, split: str = "train", streaming: bool = False
             f"No data found at {source}: it is not a file, directory or glob pattern, and could not be loaded from the "
             f"Hub: {error}"
         ) from error
+
+
+def _is_data(file: Path) -> bool:
+    """Whether a file in a directory holds data, rather than describing it as a README.md does."""
+    is_description = file.suffix.lower() == ".md" and file.stem.lower() in DESCRIPTIONS
+    return file.suffix.lower() in BUILDERS and not is_description and file.is_file()
+
+
+@contextmanager
+def translate_data_errors(source: str) -> Iterator[None]:
+    """Raise errors of the `datasets` library about files that cannot be read as `PosEncError`."""
+    from datasets.exceptions import DatasetsError
+
+    try:
+        yield
+    except PosEncError:
+        raise
+    except (DatasetsError, ValueError, TypeError, KeyError, OSError) as error:  # pyarrow's errors are ValueErrors too
+        cause = error.__cause__ or error
+        raise PosEncError(
+            f"Cannot read the data in {source}: {truncate_repr(cause, str)}. Expected UTF-8 text, or JSONL, CSV or "
+            "parquet files whose rows all have the same columns"
+        ) from error
+    except StopIteration:  # raised for an empty JSON file
+        raise PosEncError(f"{source} is empty: pass data with at least one row") from None
 
 
 def select_text_column(columns: Sequence[str], requested: str | None = None) -> str:

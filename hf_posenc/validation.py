@@ -21,6 +21,10 @@ MAX_DEPTH, MAX_VALUES, MAX_STRING = 8, 20_000, 10_000
 """Limits of a `position_scheme`: nesting depth, number of values, length of a string."""
 CONFIG_LIMITS = (32, 1_000_000, 1_000_000)
 """The same limits of a whole config.json, which may have long lists of labels."""
+YAML_LIMITS, MAX_YAML_LENGTH = (16, 100_000, 100_000), 1_000_000
+"""The same limits of YAML: a model card's metadata, a config file of `train`; and its length in characters."""
+MAX_YAML_NUMBER, MAX_METRIC = 2.0**63, 1e305
+"""Largest numbers in YAML, and in files of metrics, where a perplexity may reach exp(700)."""
 MAX_SCHEME_PARAMETERS = 2**28
 """Most parameters that the schemes of a model may have, unless its layers have more."""
 MAX_MODEL_PARAMETERS = 2**40
@@ -63,6 +67,7 @@ def check_json_limits(
     max_depth: int = MAX_DEPTH,
     max_values: int = MAX_VALUES,
     max_string: int = MAX_STRING,
+    max_number: float | None = None,
 ) -> None:
     """Refuse JSON that is nested too deeply or too large. Iterative, so hostile nesting cannot overflow the stack.
 
@@ -72,6 +77,7 @@ def check_json_limits(
         max_depth: Most levels of lists and dicts.
         max_values: Most values in total.
         max_string: Longest string.
+        max_number: Largest absolute value of a number; None for any, NaN and infinities included.
 
     Raises:
         PosEncError: If a limit is exceeded.
@@ -88,6 +94,10 @@ def check_json_limits(
             raise PosEncError(
                 f"{name} contains a string of {len(item):,} characters; at most {max_string:,} are accepted"
             )
+        elif max_number is not None and isinstance(item, (int, float)) and not abs(item) <= max_number:
+            raise PosEncError(
+                f"{name} contains the number {truncate_repr(item)}; numbers must be finite and at most {max_number:g}"
+            )
         num_values += len(children)
         if num_values > max_values:
             raise PosEncError(
@@ -96,6 +106,43 @@ def check_json_limits(
         if children and depth == max_depth:
             raise PosEncError(f"{name} is nested deeper than {max_depth} levels; check where it comes from")
         pending.extend((child, depth + 1) for child in children)
+
+
+def load_yaml(text: str, name: str) -> object:
+    """Parse YAML from an untrusted source. Aliases are refused: a few lines of them can stand for billions of values.
+
+    Args:
+        text: The YAML document.
+        name: What it is, for the error message.
+
+    Returns:
+        The parsed values.
+
+    Raises:
+        PosEncError: If it is not valid YAML, or exceeds a limit.
+    """
+    import yaml
+
+    max_depth, max_values, _ = YAML_LIMITS
+    if len(text) > MAX_YAML_LENGTH:
+        raise PosEncError(f"{name} is longer than {MAX_YAML_LENGTH:,} characters; check where it comes from")
+    depth = num_values = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):  # iterative, unlike the loader
+            if isinstance(event, yaml.AliasEvent):
+                raise PosEncError(f"{name} contains the alias *{truncate_repr(event.anchor, str)}: repeat the value")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            num_values += isinstance(event, yaml.NodeEvent)
+            if depth > max_depth or num_values > max_values:
+                limits = f"{max_depth} levels and {max_values:,} values"
+                raise PosEncError(f"{name} is too deeply nested or too long; at most {limits} are accepted")
+        values = yaml.safe_load(text)
+    except PosEncError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or number that cannot exist
+        raise PosEncError(f"{name} is not valid YAML: {truncate_repr(error, str)}") from None
+    check_json_limits(values, name, *YAML_LIMITS, max_number=MAX_YAML_NUMBER)
+    return values
 
 
 def check_model_sizes(fields: Mapping[str, Any]) -> None:

@@ -59,17 +59,23 @@ def translate_hub_errors(repo: str) -> Iterator[None]:
         ) from error
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object from an untrusted file. Raises `PosEncError` if it is anything else, or too large."""
+def read_json(path: Path, max_number: float | None = None) -> Any:
+    """Read an untrusted JSON file. Raises `PosEncError` if it is not valid, or exceeds the limits."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise PosEncError(f"the file has {path.stat().st_size:,} bytes; at most {MAX_JSON_BYTES:,} are read")
         values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise PosEncError("expected a JSON object")
-        check_json_limits(values, path.name, *CONFIG_LIMITS)
+        check_json_limits(values, path.name, *CONFIG_LIMITS, max_number=max_number)
     except (OSError, ValueError, RecursionError) as error:
         raise PosEncError(f"{path} is not a valid JSON file: {truncate_repr(error, str)}") from None
+    return values
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from an untrusted file. Raises `PosEncError` if it is anything else, or too large."""
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise PosEncError(f"{path} is not a valid JSON file: expected a JSON object")
     return values
 
 

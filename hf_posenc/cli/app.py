@@ -27,10 +27,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Print the message of a `PosEncError` and exit with 2. Other exceptions are bugs and keep their traceback."""
+    """Print the message of a `PosEncError`, or of a file that cannot be used, and exit with 2.
+
+    Other exceptions are bugs and keep their traceback.
+    """
     try:
         yield
-    except PosEncError as error:
+    except (PosEncError, OSError) as error:
         typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:

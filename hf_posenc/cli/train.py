@@ -15,6 +15,7 @@ import typer
 from typer import Option
 
 from ..errors import PosEncError
+from ..validation import MAX_YAML_LENGTH, load_yaml
 from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
 
 if TYPE_CHECKING:
@@ -40,13 +41,13 @@ def _load_config_file(context: typer.Context, path: Path | None) -> None:
     """Make the options in a YAML file the defaults of the command, and keep the others for TrainingArguments."""
     if path is None:
         return
-    import yaml
-
     with exit_on_user_error():
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
+            with path.open(encoding="utf-8") as file:
+                text = file.read(MAX_YAML_LENGTH + 1)
+        except (OSError, ValueError) as error:
             raise PosEncError(f"Cannot read --config {path}: {error}") from None
+        content = load_yaml(text, f"--config {path}")
         if not isinstance(content, dict):
             raise PosEncError(f"--config {path} must be a mapping of options to values")
         values = {str(name).replace("-", "_"): value for name, value in content.items() if value is not None}
@@ -60,7 +61,7 @@ def _load_config_file(context: typer.Context, path: Path | None) -> None:
 
 
 def _to_text(value: object) -> str:
-    return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+    return json.dumps(value, default=str) if isinstance(value, (dict, list)) else str(value)
 
 
 def _option_names(context: typer.Context) -> set[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import io
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -84,16 +87,17 @@ class EvaluationReport:
 
     def save_json(self, path: str | Path) -> None:
         """Write all results to a JSON file."""
-        check_writable(path).write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        write_text(path, json.dumps(self.to_dict(), indent=1))
 
     def save_csv(self, path: str | Path) -> None:
         """Write a CSV file with one row per number."""
-        with check_writable(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, CSV_COLUMNS)
-            writer.writeheader()
-            for metric in METRICS:
-                for result in getattr(self, metric):
-                    writer.writerows(_csv_rows(metric, result))
+        file = io.StringIO(newline="")
+        writer = csv.DictWriter(file, CSV_COLUMNS)
+        writer.writeheader()
+        for metric in METRICS:
+            for result in getattr(self, metric):
+                writer.writerows(_csv_rows(metric, result))
+        write_text(path, file.getvalue())
 
     def save_length_curve(self, directory: str | Path, model: str | None = None) -> Path:
         """Write `length_curve.json` to an existing model directory, where the model card picks it up.
@@ -109,9 +113,7 @@ class EvaluationReport:
             for result in self.perplexity
             if result.model == (model or self.models[0]) and result.perplexity is not None
         ]
-        path = check_writable(Path(directory) / LENGTH_CURVE_FILE)
-        path.write_text(json.dumps(curve, indent=1), encoding="utf-8")
-        return path
+        return write_text(Path(directory) / LENGTH_CURVE_FILE, json.dumps(curve, indent=1))
 
     def __str__(self) -> str:
         notes: Notes = {}
@@ -143,14 +145,33 @@ class EvaluationReport:
 def check_writable(path: str | Path) -> Path:
     """Create the parent directory of a file, and fail early if the file cannot be written."""
     path = Path(path)
-    is_new = not path.exists()
     try:
+        is_new = not path.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a", encoding="utf-8").close()
         if is_new:
             path.unlink()
     except OSError as error:
         raise PosEncError(f"Cannot write {path}: {error}") from error
+    return path
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a file completely or not at all: a full disk leaves what was there before."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced
+            path.write_text(text, encoding="utf-8", newline="")
+            return path
+        temporary.write_text(text, encoding="utf-8", newline="")
+        temporary.replace(path.resolve())
+    except OSError as error:
+        raise PosEncError(f"Cannot write {path}: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return path
 
 

@@ -17,7 +17,7 @@ from ..errors import PosEncError
 from .data import TextData, load_token_ids, text_hash
 from .metrics import evaluate_order, evaluate_passkey, evaluate_perplexity, evaluate_similarity
 from .models import EvaluatedModel, Models, ModelSource, list_candidates
-from .report import EvaluationReport
+from .report import EvaluationReport, check_writable, write_text
 from .results import METRICS, EvaluationStopped, Result, Stopped, from_json
 from .settings import DEFAULT_LENGTHS, EvaluationSettings, ProcessGroup, resolve_lengths
 
@@ -145,12 +145,15 @@ class ResultStore:
         self.path = path
         self.is_writer = path is not None and group.rank == 0
         self.contents: dict[str, dict] = {"settings": {}, "models": {}, "results": {}}
-        text = path.read_text(encoding="utf-8") if path and self.is_writer and path.is_file() and not restart else None
-        text = group.broadcast(text)
-        if text is None:
+        data = None
+        if path is not None and self.is_writer:
+            check_writable(path)
+            data = path.read_bytes() if path.is_file() and not restart else None
+        data = group.broadcast(data)
+        if data is None:
             return
         try:
-            contents = json.loads(text)
+            contents = json.loads(data)
             self.contents = {section: dict(contents[section]) for section in self.contents}
             for metric, records in self.contents["results"].items():
                 for record in records:
@@ -182,10 +185,4 @@ class ResultStore:
         self.contents["results"].setdefault(metric, []).append(json.loads(json.dumps(dataclasses.asdict(result))))
         if self.path is None or not self.is_writer:
             return
-        temporary = self.path.with_name(f"{self.path.name}.tmp")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(self.contents, indent=1), encoding="utf-8")
-            temporary.replace(self.path)
-        except OSError as error:
-            raise PosEncError(f"Cannot write results to {self.path}: {error}") from error
+        write_text(self.path, json.dumps(self.contents, indent=1))

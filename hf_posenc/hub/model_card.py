@@ -9,23 +9,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import RepoCard
-from huggingface_hub.repocard import CardData
+from huggingface_hub.repocard import REGEX_YAML_BLOCK, CardData
 
-from ..checkpoints import LENGTH_CURVE_FILE, RECOVERY_FILE, is_scheme_parameter, read_shards
-from ..config import VariantConfig
+from ..checkpoints import LENGTH_CURVE_FILE, RECOVERY_FILE, is_scheme_parameter, read_json, read_shards
+from ..config import HUB_ID, VariantConfig
 from ..errors import PosEncError
 from ..patches import ARCHITECTURES, find_auto_class
 from ..registry import describe
 from ..spec import SchemeSpec
+from ..validation import MAX_METRIC, load_yaml, truncate_repr
 
 CARD_FILE, NEW_CARD_FILE = "README.md", ".README.md.new"
 METRIC_FILES = (RECOVERY_FILE, LENGTH_CURVE_FILE)
@@ -39,6 +38,10 @@ TASKS = {
     "AutoModel": "feature-extraction",
 }
 """The Hub's task for each Auto class; a card names the first class that gives the saved model."""
+MAX_CARD_BYTES = 4 * 2**20
+MAX_METRICS, MAX_NAMES = 200, 20
+"""Most numbers in each table of a card, and most parameter names."""
+METRIC_NAME = re.compile(r"[\w/%@+ -]{1,80}", re.ASCII)
 METRIC_NAMES = {"eval_loss": "held-out loss", "eval_perplexity": "held-out perplexity"}
 TEMPLATE = """# {title}
 
@@ -78,13 +81,23 @@ _CHECKSUM_PATTERN = re.compile(re.escape(_CHECKSUM).replace(r"\{\}", "([0-9a-f]{
 
 
 def read_card(path: Path | None) -> RepoCard | None:
-    """Read a card, if there is one. Raises `PosEncError` if its metadata is not a YAML mapping."""
+    """Read a card, if there is one. Raises `PosEncError` if its metadata is not a YAML mapping, or too large."""
     if path is None or not path.is_file():
         return None
+    name = f"The metadata of {CARD_FILE}"
     try:
-        return RepoCard(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, yaml.YAMLError) as error:
-        raise PosEncError(f"The metadata of {CARD_FILE} is not valid YAML: {error}") from None
+        if path.stat().st_size > MAX_CARD_BYTES:
+            raise PosEncError(f"{path} has more than {MAX_CARD_BYTES:,} bytes, which is too long for a model card")
+        content = path.read_text(encoding="utf-8-sig")
+        block = REGEX_YAML_BLOCK.search(content)
+        metadata = (load_yaml(block[2], name) if block else None) or {}
+        if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
+            raise PosEncError(f"{name} is not valid YAML: expected a mapping from names to values")
+        return RepoCard(content)
+    except PosEncError:
+        raise
+    except (OSError, ValueError, TypeError) as error:
+        raise PosEncError(f"{name} is not valid YAML: {truncate_repr(error, str)}") from None
 
 
 def is_replaceable(card: RepoCard | None) -> bool:
@@ -96,8 +109,9 @@ def is_replaceable(card: RepoCard | None) -> bool:
 
 
 def list_tags(card: RepoCard) -> list[str]:
-    tags = card.data.get("tags") or []
-    return [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
+    tags = card.data.get("tags")
+    tags = tags if isinstance(tags, list) else [tags]
+    return [str(tag) for tag in tags if isinstance(tag, (str, int, float))]
 
 
 def _sha256(text: str) -> str:
@@ -121,17 +135,19 @@ def write_card(
     cards = [card for card in previous if card is not None]
     metadata = {key: value for card in cards for key, value in card.data.to_dict().items()}
     architecture, specs = ARCHITECTURES[config.stock_class.model_type], config.position_specs
-    class_name = (config.architectures or [None])[0]  # type: ignore[attr-defined]
+    class_names: Any = config.architectures  # type: ignore[attr-defined]
+    class_name = str(class_names[0]) if isinstance(class_names, list) and class_names else None
     auto_class = find_auto_class([class_name or ""], list(TASKS)) or "AutoModel"
-    base_model = base_model or config.base_model or metadata.get("base_model")
+    base_models = (base_model, config.base_model, metadata.get("base_model"))
+    base_model = next((name for name in base_models if isinstance(name, str) and HUB_ID.fullmatch(name)), None)
     scheme_tags = ["hf_posenc", "positional-encoding", architecture.model_type, *(spec.name for spec in specs)]
     all_tags = [*scheme_tags, *(tag for card in cards for tag in list_tags(card)), *tags]
     metadata |= {"library_name": "transformers", "tags": list(dict.fromkeys(all_tags))}
     metadata |= {"base_model": base_model} if base_model else {}
     metadata |= {"pipeline_tag": TASKS[auto_class]} if class_name else {}
-    arguments = f'"{repo_id}"'
+    arguments = json.dumps(repo_id)
     if revision and revision != "main" and not revision.startswith("refs/"):
-        arguments += f', revision="{revision}"'
+        arguments += f", revision={json.dumps(revision)}"
     text = TEMPLATE.format(
         title=repo_id.rpartition("/")[2],
         family=architecture.family.__name__.removesuffix("PreTrainedModel"),
@@ -156,9 +172,15 @@ def _describe_scheme(spec: SchemeSpec) -> str:
     options = {field.name: getattr(spec.options, field.name) for field in dataclasses.fields(spec.options)}
     if spec.layers is not None:
         options["layers"] = spec.layers
-    listed = ", ".join(f"`{name}` = `{json.dumps(value, default=str)}`" for name, value in options.items())
+    listed = ", ".join(f"`{name}` = {_code(json.dumps(value, default=str))}" for name, value in options.items())
     reach = "works beyond the trained length" if info.extends else "is limited to the length of its table"
     return f"- **{info.name}**: {info.summary} {info.paper}; {reach}.{f' Options: {listed}.' if listed else ''}"
+
+
+def _code(text: str) -> str:
+    """A Markdown code span, which the text cannot break out of."""
+    printable = "".join(character for character in text if character.isprintable())
+    return f"`{truncate_repr(printable.replace('`', ''), str)}`"
 
 
 def _describe_changes(directory: Path, config: VariantConfig) -> str:
@@ -169,10 +191,10 @@ def _describe_changes(directory: Path, config: VariantConfig) -> str:
         stock = f"rotary embedding is {'replaced by the scheme' if is_rotary else 'removed'}"
     else:
         table = next((name for name in sizes if name.endswith(f"{architecture.table}.weight")), None)
-        stock = f"position table is {f'kept (`{table}`)' if table else 'removed'}"
+        stock = f"position table is {f'kept ({_code(table)})' if table else 'removed'}"
     num_added = sum(numel for name, numel in sizes.items() if is_scheme_parameter(name))
     names = {re.sub(r"\.\d+\.(?=.*position_scheme\.)", ".*.", name) for name in sizes if is_scheme_parameter(name)}
-    listed = ", ".join(f"`{name}`" for name in sorted(names))
+    listed = ", ".join(map(_code, sorted(names)[:MAX_NAMES])) + (" and others" if len(names) > MAX_NAMES else "")
     return "\n".join(
         [
             f"- The stock {stock}.",
@@ -194,25 +216,32 @@ def _measurements(directory: Path) -> str:
         if not path.is_file():
             continue
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path, MAX_METRIC)
             if file == LENGTH_CURVE_FILE:
                 points = sorted(values, key=itemgetter("length"))
-                values = {f"{point['length']:,}": point["perplexity"] for point in points}
-            rows = [f"| {name} | {value:.6g} |" for name, value in _flatten_metrics(values)]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise PosEncError(f"{path} is damaged ({error!r}): correct or remove it") from None
+                values = {f"{int(point['length'])}": point["perplexity"] for point in points}
+            metrics = _flatten_metrics(values)
+            if len(metrics) > MAX_METRICS:
+                raise PosEncError(f"it has {len(metrics):,} numbers, and a card shows at most {MAX_METRICS}")
+            rows = [f"| {name} | {value:.6g} |" for name, value in metrics]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise PosEncError(f"{path} is damaged ({truncate_repr(error)}): correct or remove it") from None
         if rows:
             tables.append("\n".join([header, "| --- | --- |", *rows]))
     return "\n\n".join(tables) or NO_MEASUREMENTS
 
 
 def _flatten_metrics(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """Every finite number in nested objects, with a readable name."""
+    """Every number in nested objects, with a readable name that cannot contain Markdown, HTML or links."""
     metrics: list[tuple[str, float]] = []
     for key, value in values.items():
-        name = prefix + METRIC_NAMES.get(key, key.replace("_", " ").replace("|", "/"))
+        if not METRIC_NAME.fullmatch(key):
+            raise PosEncError(
+                f"{truncate_repr(key)} is not the name of a metric: use letters, digits, _, -, /, @ and %"
+            )
+        name = prefix + (f"{int(key):,}" if key.isdecimal() else METRIC_NAMES.get(key, key.replace("_", " ")))
         if isinstance(value, dict):
             metrics += _flatten_metrics(value, f"{name}: ")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
             metrics.append((name, value))
     return metrics

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from hf_posenc.cli import app
+from tests.support.hostile_yaml import HOSTILE_YAML
 
 COMMANDS = ("schemes", "convert", "train", "eval", "plot", "push", "inspect")
 
@@ -38,3 +40,20 @@ def test_the_module_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         runpy.run_module("hf_posenc", run_name="__main__", alter_sys=False)
     assert ended.value.code == 0
     assert capsys.readouterr().out == CliRunner().invoke(app, ["schemes", "--json"]).output
+
+
+@pytest.mark.parametrize("name", sorted(set(HOSTILE_YAML) - {"a key that is no string", "reserved name"}))
+def test_hostile_config_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(HOSTILE_YAML[name])
+    done = CliRunner().invoke(app, ["train", "--config", str(tmp_path / "run.yaml")])
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert done.stderr.startswith("error: --config")
+    assert len(done.stderr) < 1500
+
+
+def test_config_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x80")
+    for path in (tmp_path / "run.yaml", tmp_path, tmp_path / "nowhere", Path("/dev/zero")):
+        done = CliRunner().invoke(app, ["train", "--config", str(path)])
+        assert done.exit_code == 2, (done.output, done.exception)
+        assert done.stderr.startswith("error: ")
