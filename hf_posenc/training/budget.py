@@ -15,6 +15,7 @@ from ..errors import PosEncError
 
 MIN_STEPS_PER_PASS = 300
 MIN_TOKENS_SEEN, MAX_PASSES = 300_000, 10
+MIN_WARMUP_STEPS, MAX_WARMUP_FRACTION = 10, 1 / 3
 REFERENCE_LEARNING_RATE, REFERENCE_HIDDEN_SIZE, REFERENCE_TOKENS = 1e-3, 64, 256
 """The learning rate that worked best for a model of this width, with steps of this many tokens."""
 
@@ -52,3 +53,8 @@ def default_learning_rate(config: PreTrainedConfig, tokens_per_step: int = REFER
     """The learning rate for a model: it falls with the square root of the width, and rises with that of the batch."""
     by_width = math.sqrt(REFERENCE_HIDDEN_SIZE / config.hidden_size)
     return REFERENCE_LEARNING_RATE * by_width * math.sqrt(max(tokens_per_step / REFERENCE_TOKENS, 1.0))
+
+
+def warmup_steps(fraction: float, num_steps: int) -> int:
+    """How many steps to warm up: a fraction of the training, but at least ten steps unless the training is short."""
+    return min(max(math.ceil(fraction * num_steps), MIN_WARMUP_STEPS), int(MAX_WARMUP_FRACTION * num_steps))

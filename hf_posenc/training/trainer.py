@@ -13,6 +13,7 @@ from transformers.trainer_utils import TrainOutput
 
 from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
+from .budget import warmup_steps
 from .checkpointing import CheckpointingTrainer
 from .data import IGNORE_INDEX
 from .distillation import LossWeights, Teacher, TeacherOutput, predicts_rows, record_hidden_states, transformer_layers
@@ -78,6 +79,7 @@ class RecoveryTrainer(CheckpointingTrainer):
                 teacher.model = self.accelerator.prepare_model(teacher.model, evaluation_mode=True)
             else:
                 teacher.model.to(self.args.device)
+                teacher.share_frozen_weights(self.model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weight decay would fade a position scheme out."""
@@ -90,6 +92,16 @@ class RecoveryTrainer(CheckpointingTrainer):
             parameter_ids = scheme_parameter_ids(self.model if model is None else model)
             split_parameter_group(optimizer, parameter_ids, self.position_learning_rate)
         return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """With `warmup_steps` below 1, a fraction of the training, warms up over at least ten steps."""
+        fraction = self.args.warmup_steps
+        if 0 < fraction < 1:
+            self.args.warmup_steps = warmup_steps(fraction, num_training_steps)
+        try:
+            return super().create_scheduler(num_training_steps, optimizer)
+        finally:
+            self.args.warmup_steps = fraction
 
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from hf_posenc.cli import app
 from hf_posenc.errors import PosEncError
 from hf_posenc.training import budget_arguments, default_learning_rate
+from hf_posenc.training.budget import warmup_steps
 from tests.support import word_level_tokenizer as word_level
 
 
@@ -37,6 +38,10 @@ def test_learning_rate_follows_width_and_batch() -> None:
     narrow, wide = LlamaConfig(hidden_size=64), LlamaConfig(hidden_size=256)
     assert default_learning_rate(narrow) == 2 * default_learning_rate(wide) == 1e-3
     assert default_learning_rate(narrow, 1024) == pytest.approx(2e-3)
+
+
+def test_warmup_is_long_enough_in_short_runs() -> None:
+    assert [warmup_steps(0.05, steps) for steps in (2, 6, 30, 100, 1000)] == [0, 2, 10, 10, 50]
 
 
 def run(*words: object) -> tuple[int, str]:
