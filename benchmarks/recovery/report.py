@@ -50,10 +50,11 @@ Cells are medians over three seeds with minimum and maximum. Cells without a ran
   similarity of its embeddings to the original's.
 - distillation: learn from the logits and hidden states of the original instead of the text.
 - fit: first spend {share:.0%} of the tokens on fitting the attention of each layer to that of the original.
-- {recommended}: what `hf-posenc train` does by default. Fit attention if the old encoding is a rotation (stories260k),
-  or if the new one is a rotation or depends on the content; add the mean of BERT's position table to the embeddings
-  that stay; then distill, with a hidden-state loss that decays to zero. The scheme's own parameters use {rate:g} times
-  the learning rate. (gpt-nano-sort counts only predictions of sorted digits.)
+- {recommended}: what `hf-posenc train` did by default before it had a start without gradients and steps of one row,
+  which [SMALL_BUDGETS.md](SMALL_BUDGETS.md) measures. Fit attention if the old encoding is a rotation (stories260k), or
+  if the new one is a rotation or depends on the content; add the mean of BERT's position table to the embeddings that
+  stay; then distill, with a hidden-state loss that decays to zero. The scheme's own parameters use {rate:g} times the
+  learning rate. (gpt-nano-sort counts only predictions of sorted digits.)
 """
 Cell = Callable[[list[Outcome]], str]
 

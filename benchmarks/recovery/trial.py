@@ -33,13 +33,15 @@ SHORTER = {f"{RECOMMENDED_NAME}, 1/4 of the tokens": 0.25, f"{RECOMMENDED_NAME},
 """Separate runs on a fraction of the tokens, with a learning rate schedule of that length."""
 FIT: dict[str, Any] = {"absorb_table_mean": True, "fit_ratio": DEFAULT_FIT_RATIO}
 DISTILLATION: dict[str, Any] = {"teacher": True, "hidden_loss_until": math.inf}
+EARLIER: dict[str, Any] = {"reorder_heads": False, "fold_rotation": False, "match_biases": False}
+"""The pieces that the recipe did not have yet when its runs were made; SMALL_BUDGETS.md measures them."""
 METHODS = {
     "naive": NAIVE,
     "naive + distillation": dataclasses.replace(NAIVE, **DISTILLATION),
     "naive + fit": dataclasses.replace(NAIVE, **FIT),
     "naive + fit + distillation": dataclasses.replace(NAIVE, **FIT, **DISTILLATION),
-    RECOMMENDED_NAME: RECOMMENDED,
-    **dict.fromkeys(SHORTER, RECOMMENDED),
+    RECOMMENDED_NAME: dataclasses.replace(RECOMMENDED, **EARLIER),
+    **dict.fromkeys(SHORTER, dataclasses.replace(RECOMMENDED, **EARLIER)),
 }
 WARMUP_RATIO = 0.05
 
@@ -93,7 +95,7 @@ def run_trial(trial: Trial, task: Task | None = None) -> Outcome:
     curve.append((tokens_seen, _measure(shortfall, model)))
     evenly = [number / task.evaluations for number in range(1, task.evaluations + 1)]
     evaluated_steps = {max(round(steps * fraction), 1) for fraction in (0.02, 0.04, 0.07, *evenly)}
-    for step in _train(model, stock_model, recipe, task, trial, rows, steps):
+    for step in train_steps(model, stock_model, recipe, task, trial, rows, steps):
         tokens_seen += task.batch_size * length
         if step + 1 in evaluated_steps:
             curve.append((tokens_seen, _measure(shortfall, model)))
@@ -107,9 +109,10 @@ def _measure(shortfall: Any, model: Any) -> float:
     return value
 
 
-def _train(
+def train_steps(
     model: Any, stock_model: Any, recipe: Recipe, task: Task, trial: Trial, rows: Batch, steps: int
 ) -> Iterator[int]:
+    """Train a model as the recipe says; yields after every step."""
     teacher = Teacher(stock_model) if recipe.teacher or not task.has_head else None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = parameter_groups(model, trial.learning_rate, recipe.position_lr_multiplier * trial.learning_rate)
