@@ -80,13 +80,24 @@ MODEL_TYPES = [
     "dots1",
     "ministral",
     "vaultgemma",
+    "qwen2_vl_text",
+    "qwen2_5_vl_text",
+    "qwen3_vl_text",
+    "qwen3_vl_moe_text",
 ]
 """The stock `model_type` of each supported architecture."""
 
 ALIASES = {"gpt-sw3": "gpt2"}
 """Other names in config.json that load the same classes."""
 
-CONFIG_MODULES = {"data2vec-text": "data2vec.configuration_data2vec_text", "gemma3_text": "gemma3.configuration_gemma3"}
+CONFIG_MODULES = {
+    "data2vec-text": "data2vec.configuration_data2vec_text",
+    "gemma3_text": "gemma3.configuration_gemma3",
+    "qwen2_vl_text": "qwen2_vl.configuration_qwen2_vl",
+    "qwen2_5_vl_text": "qwen2_5_vl.configuration_qwen2_5_vl",
+    "qwen3_vl_text": "qwen3_vl.configuration_qwen3_vl",
+    "qwen3_vl_moe_text": "qwen3_vl_moe.configuration_qwen3_vl_moe",
+}
 """Where config classes are defined that are not in the module named after their model type."""
 
 

@@ -54,6 +54,8 @@ class Architecture:
     """The config field with the number of layers that have weights of their own."""
     scales_queries: bool = False
     """Whether its attention scales queries itself, and asks the attention function not to."""
+    position_axes: int = 1
+    """How many axes its rotary positions have: three where images give tokens a time, a row and a column."""
     layers_drop_kwargs: bool = False
     """Whether layers do not pass their keyword arguments on to attention."""
     rotates: Callable[[Any], bool] | None = None

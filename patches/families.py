@@ -158,6 +158,10 @@ _RECORDS = [
     ),
     Architecture(model_type="exaone_moe", rotates=_rotates_where_sliding),
     Architecture(model_type="kolibri1", rotates=_rotates_where_sliding),
+    Architecture(model_type="qwen2_vl_text", position_axes=3),
+    Architecture(model_type="qwen2_5_vl_text", position_axes=3),
+    Architecture(model_type="qwen3_vl_text", position_axes=3),
+    Architecture(model_type="qwen3_vl_moe_text", position_axes=3),
 ]
 ARCHITECTURES = {record.model_type: record for record in _RECORDS}
 """The supported architectures by stock `model_type`."""

@@ -132,6 +132,7 @@ class PosEncBaseModel(PosEncModel):
         if state.at_embedding and inputs.get("inputs_embeds") is None:
             inputs["inputs_embeds"] = embedding(inputs.pop("input_ids"))
         inputs_embeds = inputs.get("inputs_embeds")
+        rotary_positions = _split_position_axes(inputs, self.architecture.position_axes)
         if inputs.get("position_ids") is not None:
             _count_from_zero(inputs, self.architecture.first_position(config))
         resolved = resolve_positions(
@@ -145,6 +146,7 @@ class PosEncBaseModel(PosEncModel):
             active=state.active,
             table=self.get_submodule(self.architecture.table) if state.scheme_owns_table else None,
             rotary=self.rotary_emb if self.architecture.rotary else None,
+            rotary_positions=rotary_positions,
             window=state.window,
         )
         positions = resolved.positions
@@ -152,8 +154,23 @@ class PosEncBaseModel(PosEncModel):
             self.architecture.fill_inputs(inputs)
         for index in state.at_embedding:
             inputs["inputs_embeds"] = schemes[index]("embed", inputs["inputs_embeds"], positions)
-        inputs.update(position_ids=positions.queries_BQ, attention_mask=resolved.attention_mask, posenc=positions)
+        position_ids = positions.queries_BQ
+        if rotary_positions is not None:
+            position_ids = torch.cat([position_ids.expand_as(rotary_positions[:1]), rotary_positions])
+        inputs.update(position_ids=position_ids, attention_mask=resolved.attention_mask, posenc=positions)
         return resolved
+
+
+def _split_position_axes(inputs: dict[str, Any], num_axes: int) -> torch.Tensor | None:
+    """The positions that stock rotations read, if they have several axes; `position_ids` keep those in the text.
+
+    The axes are the last ones of explicit position_ids; without one more for the text, tokens count by their slot.
+    """
+    position_ids = inputs.get("position_ids")
+    if num_axes == 1 or position_ids is None or position_ids.dim() < 3:
+        return None
+    inputs["position_ids"] = position_ids[0] if len(position_ids) > num_axes else None
+    return position_ids[-num_axes:]
 
 
 def _count_from_zero(inputs: dict[str, Any], first_position: int) -> None:

@@ -104,9 +104,22 @@ def recovery() -> str:
     """Final shortfall of plain fine-tuning and of the recommended recipe."""
     shortfalls = recovery_tables("stories260k")
     schemes = list(shortfalls["naive"])
-    labels = {"plain fine-tuning": "naive", "`hf-posenc train`": "recommended"}
+    labels = {"plain fine-tuning": "naive", "the earlier recipe": "recommended"}
     rows = [[label, *(shortfalls[method][scheme] for scheme in schemes)] for label, method in labels.items()]
     return markdown_table(["", *(f"`{scheme}`" for scheme in schemes)], rows)
+
+
+def small_budgets() -> str:
+    """Final shortfall with few tokens: one row per scheme."""
+    page = (ROOT / "benchmarks" / "SMALL_BUDGETS.md").read_text(encoding="utf-8")
+    lines = page[page.index("| scheme |") :].split("\n\n", 1)[0].splitlines()
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    titles = {"naive": "plain fine-tuning", "closed form": "no training, closed form", "recipe": "`hf-posenc train`"}
+    titles["recipe, 3 passes"] = "`hf-posenc train`, 3 passes"
+    columns = [header.index(name) for name in titles]
+    schemes = [row[0] if row[0].startswith("`") else f"`{row[0]}`" for row in rows]
+    cells = [[scheme, *(row[column] for column in columns)] for scheme, row in zip(schemes, rows, strict=True)]
+    return markdown_table(["", *titles.values()], cells)
 
 
 def recovery_longer() -> str:
@@ -129,7 +142,7 @@ def recovery_tokens() -> str:
     rows = re.findall(r"^\| (stories260k|gpt-nano-sort|MiniLM) \| (\w+) \| ([\d.]+) \|$", page, re.MULTILINE)
     best, worst = (pick(rows, key=lambda row: float(row[2])) for pick in (min, max))
     return (
-        f"To reach the quality that plain fine-tuning ends with, the recipe needs {float(match[2]):.0%} of its tokens\n"
+        f"To reach the quality that plain fine-tuning ends with, it needs {float(match[2]):.0%} of its tokens\n"
         f"in the median over {match[1]} conversions: {float(best[2]):.0%} at best (`{best[1]}` on {best[0]}) and\n"
         f"{float(worst[2]):.0%} at worst (`{worst[1]}` on {worst[0]})."
     )
@@ -197,6 +210,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "numbers": numbers,
     "options": options,
     "recovery": recovery,
+    "small-budgets": small_budgets,
     "recovery-longer": recovery_longer,
     "recovery-tokens": recovery_tokens,
     "short-table": short_table,

@@ -96,6 +96,7 @@ def resolve_positions(
     active: tuple[LayerSeams, ...],
     table: nn.Module | None,
     rotary: nn.Module | None,
+    rotary_positions: torch.Tensor | None,
     window: Window | None,
 ) -> ResolvedPositions:
     """Work out where the tokens of one forward pass stand, and mask documents that share a row from each other.
@@ -111,6 +112,7 @@ def resolve_positions(
         active: For each layer and seam, the indices of the schemes that act there.
         table: The architecture's own position table, if a scheme adds it.
         rotary: The architecture's own rotary embedding, if it has one.
+        rotary_positions: The positions that it reads, if they are not those of the tokens in the text.
         window: The model's sliding window, if it has one.
 
     Returns:
@@ -170,6 +172,7 @@ def resolve_positions(
         spans=spans,
         table=table,
         rotary=rotary,
+        rotary_positions=rotary_positions,
         context_BQE=context_BQE,
         schemes=schemes,
         active=active,

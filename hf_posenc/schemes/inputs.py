@@ -72,6 +72,8 @@ class Positions:
     """The architecture's own position table, if a scheme adds it instead of the architecture."""
     rotary: nn.Module | None = None
     """The architecture's own rotary embedding, if it has one."""
+    rotary_positions: torch.Tensor | None = None
+    """The positions that the rotary embedding reads, with an axis for each of its axes; None: those of the queries."""
     context_BQE: torch.Tensor | None = None
     """The mean embedding of the tokens that a query may see, if a scheme sets `needs_context`."""
     schemes: Sequence[Scheme] = ()
@@ -111,7 +113,8 @@ class Positions:
         key = (layer_type, states.dtype, states.device)
         if key not in self._stock_angles:
             by_layer_type = {"layer_type": layer_type} if hasattr(self.rotary, "layer_types") else {}
-            self._stock_angles[key] = self.rotary(states, self.queries_BQ.to(states.device), **by_layer_type)
+            position_ids = self.queries_BQ if self.rotary_positions is None else self.rotary_positions
+            self._stock_angles[key] = self.rotary(states, position_ids.to(states.device), **by_layer_type)
         return self._stock_angles[key]
 
     def distances_BQK(self) -> torch.Tensor:

@@ -26,10 +26,10 @@ SAMPLED = ["cohere", "glm", "phi", "gpt_neox", "gemma3_text", "gpt_oss"]
 
 
 def with_theta(model_type: str, theta: float) -> dict[str, Any]:
-    """Rotary settings for the stock config: unscaled, with this theta and the model type's own partial factor."""
+    """Rotary settings for the stock config: unscaled, with this theta and the model type's own factor and sections."""
     parameters = families.config(model_type).rope_parameters
-    partial = parameters.get("partial_rotary_factor")
-    changed = {"rope_type": "default", "rope_theta": theta, **({"partial_rotary_factor": partial} if partial else {})}
+    kept = {name: parameters[name] for name in ("partial_rotary_factor", "mrope_section") if parameters.get(name)}
+    changed = {"rope_type": "default", "rope_theta": theta, **kept}
     by_layer_type = "full_attention" in parameters
     return {"rope_parameters": {name: dict(changed) for name in parameters} if by_layer_type else changed}
 

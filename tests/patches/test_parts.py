@@ -22,6 +22,7 @@ from transformers import (
 import hf_posenc
 from hf_posenc.errors import PosEncError
 from hf_posenc.patches import base_models
+from tests.support import families
 from tests.support import tiny_models as tiny
 
 TEXT = {
@@ -66,15 +67,37 @@ def llava() -> PreTrainedModel:
     return tiny.randomise(LlavaForConditionalGeneration(config)).eval()
 
 
+def qwen_vl() -> PreTrainedModel:
+    rotary = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 20, "out_hidden_size": 32}
+    config = Qwen2_5_VLConfig(
+        text_config={**TEXT, "rope_parameters": rotary},
+        vision_config={**vision, "patch_size": 14, "window_size": 28, "fullatt_block_indexes": [0]},
+        image_token_id=IMAGE,
+        vision_start_token_id=59,
+    )
+    return tiny.randomise(Qwen2_5_VLForConditionalGeneration(config)).eval()
+
+
+def image_inputs(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """An image of 4 x 4 patches for Qwen-VL, which merges 2 x 2 of them into a token."""
+    patches = torch.rand(16, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(0))
+    types = {"mm_token_type_ids": (ids == IMAGE).int()}
+    return {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, 4, 4]]), **types}
+
+
 @torch.no_grad()
 def output(model: PreTrainedModel) -> torch.Tensor:
-    ids = tiny.tokens(1, 14).clamp(max=IMAGE - 1)
+    ids = tiny.tokens(1, 14).clamp(max=IMAGE - 2)
     ids[:, 3:7] = IMAGE
+    if isinstance(model, Qwen2_5_VLForConditionalGeneration):
+        ids[:, 2] = 59
+        return model(ids, **image_inputs(ids)).logits
     types = {"token_type_ids": (ids == IMAGE).long()} if isinstance(model, Gemma3ForConditionalGeneration) else {}
     return model(ids, pixel_values=PIXELS, **types).logits
 
 
-@pytest.mark.parametrize("build", [gemma3, llava])
+@pytest.mark.parametrize("build", [gemma3, llava, qwen_vl])
 @pytest.mark.parametrize("scheme", ["rope", "alibi", {"type": "t5", "init": "paper"}], ids=str)
 def test_text_model_is_saved_with_the_whole(build: Any, scheme: Any, tmp_path: Path) -> None:
     model = build()
@@ -98,18 +121,44 @@ def test_text_model_is_saved_with_the_whole(build: Any, scheme: Any, tmp_path: P
     assert torch.equal(output(model), expected)
 
 
+@pytest.mark.parametrize("scheme", ["rope", "alibi"])
+@torch.no_grad()
+def test_generation_after_an_image(scheme: str) -> None:
+    """Qwen-VL counts the positions of an image on three axes; schemes of our own see the tokens one after the other."""
+    model = qwen_vl()
+    ids = tiny.tokens(1, 14).clamp(max=IMAGE - 2)
+    ids[:, 2], ids[:, 3:7] = 59, IMAGE
+    inputs = image_inputs(ids)
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    stock = model.generate(ids, **inputs, **options)
+    hf_posenc.retrofit(model.model.language_model, scheme)
+    generated = model.generate(ids, **inputs, **options)
+    assert torch.equal(generated, stock) == (scheme == "rope")
+    assert torch.equal(model.generate(ids, **inputs, **options, use_cache=False), generated)
+
+
+@pytest.mark.parametrize("model_type", families.QWEN_VL)
+def test_stock_rotations_keep_their_axes(model_type: str) -> None:
+    stock, ids = families.model(model_type), tiny.tokens(2, 14)
+    axes = torch.arange(14).expand(3, 2, -1).clone()
+    axes[1:, :, 3:7] = torch.tensor([[3, 3, 4, 4], [3, 4, 3, 4]])[:, None]
+    with_text = torch.cat([torch.arange(14).expand(1, 2, -1), axes])
+    expected = families.output(stock, ids, position_ids=axes)
+    assert families.differ(expected, families.output(stock, ids))
+    own = families.model(model_type, "rope")
+    for position_ids in (axes, with_text):
+        assert torch.equal(families.output(own, ids, position_ids=position_ids), expected)
+    combined = families.model(model_type, ["rope", "t5"])
+    assert families.differ(families.output(combined, ids, position_ids=axes), families.output(combined, ids))
+    by_distance = families.model(model_type, "alibi")
+    torch.testing.assert_close(
+        families.output(by_distance, ids, position_ids=axes), families.output(by_distance, ids), rtol=0, atol=1e-5
+    )
+
+
 def test_the_whole_names_its_supported_part() -> None:
     with pytest.raises(PosEncError, match=r"model\.model\.language_model is: pass that"):
         hf_posenc.retrofit(gemma3(), "alibi")
-
-
-def test_positions_in_three_dimensions_are_refused() -> None:
-    text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config={"depth": 1, "hidden_size": 16, "num_heads": 2})
-    model = Qwen2_5_VLForConditionalGeneration(config)
-    for part in (model, model.model.language_model):
-        with pytest.raises(PosEncError, match="qwen2_5_vl"):
-            hf_posenc.retrofit(part, "alibi")
 
 
 def test_one_of_two_alike_parts_cannot_be_saved(tmp_path: Path) -> None:

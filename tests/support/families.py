@@ -63,6 +63,7 @@ MIXED_LAYERS = [
     *["cwm", "vaultgemma", *NOPE_EXPERTS],
 ]
 """They have layers with a sliding window and layers without."""
+QWEN_VL = ["qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"]
 TRAITS: dict[str, list[str]] = {
     "encoder": [*ENCODERS_WITH_TABLE, *ROBERTA_LIKE, *ROTARY_ENCODERS],
     "no cache": ["albert", "distilbert", *NO_KEY_CACHE],
@@ -75,9 +76,11 @@ TRAITS: dict[str, list[str]] = {
     "partial rotation": ["phi", "persimmon", "glm", "glm4", "glm4_moe", "stablelm", "nemotron", "gpt_neox"],
     "NoPE layers": ["smollm3", "cohere2", "exaone4", *NOPE_EXPERTS],
     "drops kwargs": ["stablelm", "nemotron"],
+    "position axes": QWEN_VL,
     "experts": [
         *["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "gpt_oss", "glm4_moe"],
         *["granitemoeshared", "hy_v3", "jetmoe", "mellum", "minimax_m2", "solar_open", "dots1", *NOPE_EXPERTS],
+        "qwen3_vl_moe_text",
     ],
 }
 """What sets model types apart from LLaMA. The fast tests sample every trait, and check this table."""
@@ -130,6 +133,8 @@ def config(model_type: str, **changes: Any) -> PreTrainedConfig:
     if rotary.get("partial_rotary_factor", 1) < 0.5:  # a single pair of features would turn the same under any theta
         sizes["rope_parameters"] = {**rotary, "partial_rotary_factor": 0.5}
         sizes["rotary_pct"] = 0.5  # what old releases of GPT-NeoX read
+    if model_type in QWEN_VL:
+        sizes["rope_parameters"] = {**rotary, "mrope_section": [2, 1, 1]}
     dropout = {name: 0.0 for name, value in vars(default).items() if name.endswith(DROPOUT) and value}
     try:
         return type(default)(**{**sizes, **dropout, **changes})
@@ -161,6 +166,7 @@ def detect_traits(base: Any) -> frozenset[str]:
         "partial rotation": record.rotary and record.angle_size(example) * (1 + record.angle_per_pair) < 8,
         "NoPE layers": record.rotates is not None,
         "drops kwargs": record.layers_drop_kwargs,
+        "position axes": record.position_axes > 1,
         "experts": "num_experts_per_tok" in settings,
     }
     return frozenset(trait for trait, holds in found.items() if holds)
@@ -189,9 +195,14 @@ def supports(model_type: str, name: str) -> bool:
     return name != "cope" or is_causal(model_type)
 
 
+def generates(model_type: str) -> bool:
+    """Whether there is a causal language model; the text models of multimodal ones have none of their own."""
+    return is_causal(model_type) and model_type not in QWEN_VL
+
+
 def auto_class(model_type: str) -> Any:
     """The Auto class of a language model, or of the base model where there is none."""
-    if is_causal(model_type):
+    if generates(model_type):
         return AutoModelForCausalLM
     return AutoModelForMaskedLM if model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES else AutoModel
 
