@@ -112,6 +112,7 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         formula: What it computes, for query i, key j and r = j - i.
         cost: Its parameters, and what it computes beyond plain attention.
         neutral: Which parameters start at zero, so that adding the scheme to the model's own encoding changes nothing.
+        recommended: Options with which it recovers most of a checkpoint's quality when it replaces another encoding.
         extends: Whether a trained model runs past its trained length at all (not how well).
         at_input: Whether it acts at the input embedding only, so that the `layers` option does not apply.
         depends_on_length: Whether the result depends on the input's length, which a cache must then record.
@@ -138,6 +139,7 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     formula: ClassVar[str] = ""
     cost: ClassVar[str] = ""
     neutral: ClassVar[str] = "no parameters"
+    recommended: ClassVar[dict[str, Any]] = {}
     at_input: ClassVar[bool] = False
     needs_distances: ClassVar[bool] = True
     needs_key_positions: ClassVar[bool] = False

@@ -51,6 +51,7 @@ class Alibi(Scheme[AlibiOptions, torch.Tensor]):
     formula = "q.k / sqrt(d) - m_h |r|"
     cost = "no parameters, or one slope per head (and layer); one bias vector per head"
     neutral = '`slopes` are 0 with `learned` and `init` = "neutral"'
+    recommended = {"learned": "per_layer"}
     Options = AlibiOptions
     slopes: torch.Tensor
 

@@ -33,6 +33,7 @@ class T5(Scheme[T5Options, Prepared]):
     formula = "q.k / sqrt(d) + b_h[bucket(r)]"
     cost = "one scalar per head and bucket; one bias vector per head"
     neutral = "`table.weight` is 0"
+    recommended = {"shared": False}
     Options = T5Options
 
     def __init__(self, options: T5Options, shape: ModelShape) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..patches import architecture_of, max_positions
+from ..spec import PositionScheme, parse_position_scheme
 from .arguments import Recipe, Trainable, resolve_fit_ratio
 from .closed_form import HeadOrders, closed_form_start
 from .data import sample_input_ids
@@ -44,6 +46,7 @@ def start_from_stock_model(
     """
     from accelerate.utils import broadcast
 
+    suggest_options(model.config.position_scheme)
     trains_all = trainable == "all"
     text_length = min(length, FIT_LENGTH, max_positions(model.config))
     if recipe.absorb_table_mean and trains_all:
@@ -64,6 +67,19 @@ def start_from_stock_model(
         _fit_on_rows(stock_model, model, rows, fit_tokens, text_length, trains_all, head_orders)
     for parameter in model.parameters():  # the results of several processes may differ in the last bit
         parameter.data.copy_(broadcast(parameter.data))
+
+
+def suggest_options(position_scheme: PositionScheme) -> None:
+    """Log the options with which a scheme recovers further, if it has other ones."""
+    for spec in parse_position_scheme(position_scheme):
+        better = {
+            name: value for name, value in spec.scheme.recommended.items() if getattr(spec.options, name) != value
+        }
+        if better:
+            scheme = json.dumps({"type": spec.name, **better})
+            logger.warning(
+                f"{spec.name} recovers further with parameters of its own in each layer: --scheme '{scheme}'"
+            )
 
 
 def _fit_on_rows(

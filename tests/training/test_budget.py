@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hf_posenc.cli import app
 from hf_posenc.errors import PosEncError
 from hf_posenc.training import budget_arguments, default_learning_rate
 from hf_posenc.training.budget import warmup_steps
+from hf_posenc.training.stock_start import suggest_options
 from tests.support import word_level_tokenizer as word_level
 
 
@@ -84,3 +86,17 @@ def test_contradicting_lengths_are_refused(options: list[object]) -> None:
         code, output = run(*options, *words)
         assert code == 2
         assert message in " ".join(output.split())
+
+
+def test_better_options_are_suggested(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("hf_posenc"), "propagate", True)
+    for scheme, expected in (
+        ("t5", '{"type": "t5", "shared": false}'),
+        ({"type": "alibi", "learned": True}, '{"type": "alibi", "learned": "per_layer"}'),
+        ({"type": "t5", "shared": False}, None),
+        (["learned", "kerple"], None),
+    ):
+        caplog.clear()
+        suggest_options(scheme)
+        assert (expected in caplog.text) if expected else not caplog.text
