@@ -181,11 +181,12 @@ class PosEncLayer(nn.Module):
 def attention_class(stock_class: type[nn.Module], architecture: Architecture) -> type[nn.Module]:
     """The subclass of a stock self-attention class, created on first use."""
     names = tuple(inspect.signature(stock_class.forward).parameters)[1:]
-    eager = getattr(sys.modules[stock_class.__module__], "eager_attention_forward", None)
-    if eager is None:
+    module = sys.modules[stock_class.__module__]
+    eager = getattr(module, "eager_attention_forward", None)
+    if eager is None or hasattr(module, "apply_multimodal_rotary_pos_emb"):
         raise PosEncError(
-            f"{stock_class.__name__} of this release of transformers does not go through its attention interface, "
-            "where position schemes act; install a newer release"
+            f"{stock_class.__name__} of this release of transformers does not go through its attention interface as "
+            "others do, so that position schemes cannot act there; install a newer release"
         )
     body = {
         "__module__": CLASS_MODULE,
