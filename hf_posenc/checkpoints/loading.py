@@ -5,6 +5,7 @@ Every command that builds a model from a directory or a Hub id does it through `
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,15 @@ from transformers.utils import CONFIG_NAME, logging
 
 from ..errors import PosEncError
 from ..patches import find_architecture
-from ..validation import truncate_repr
+from ..validation import check_json_limits, truncate_repr
 from .files import COMPANION_FILES, TOKENIZER_FILES
 from .inspection import POOLER, check_base_weights
 from .source import find_checkpoint, read_config, read_shards
 
 ADAPTER_CONFIG = "adapter_config.json"
+NESTED_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER_LIMITS = (16, 5_000_000, 10_000_000)
+"""Depth, values and length of a string: added tokens can be many, and chat templates long."""
 
 
 def load_model(
@@ -66,6 +70,9 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> PreTraine
     if not any(path.is_file() for pattern in TOKENIZER_FILES for path in directory.glob(pattern)):
         return None
     with _load_errors(f"the tokenizer of {source}"), _errors_only():
+        for path in (directory / name for name in NESTED_FILES):
+            if path.is_file():  # transformers reads them recursively
+                check_json_limits(json.loads(path.read_text(encoding="utf-8")), path.name, *TOKENIZER_LIMITS)
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
 
 
