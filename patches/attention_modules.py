@@ -39,7 +39,7 @@ CLASS_MODULE = "hf_posenc.models"
 """Where pickle looks the classes up."""
 SEAMS = ("rotate", "score", "content_scale", "value", STOCK_ROTATION)
 """In the order of `LayerSchemes`."""
-CACHE_ARGUMENTS = ("past_key_values", "layer_past")
+CACHE_ARGUMENTS = ("past_key_values", "past_key_value", "layer_past")
 
 
 class RotatingCache:

@@ -215,9 +215,12 @@ def unshare_weight_conversions(names: Iterable[str]) -> None:
     """Undo `share_weight_conversions` for some variants."""
     from transformers import conversion_mapping
 
+    registered: set[str] = getattr(
+        conversion_mapping, "USER_REGISTERED_MAPPINGS", set()
+    )  # old releases have no registration
     for name in names:
-        if name in conversion_mapping.USER_REGISTERED_MAPPINGS:
-            conversion_mapping.USER_REGISTERED_MAPPINGS.discard(name)
+        if name in registered:
+            registered.discard(name)
             conversion_mapping._checkpoint_conversion_mapping_cache.pop(name, None)
 
 

@@ -173,6 +173,7 @@ def test_save_and_load(pair: Pair, tmp_path: Path) -> None:
 @families.pairs([OWN, "alibi"])
 def test_damaged_checkpoints_are_reported_as_by_stock(pair: Pair, tmp_path: Path) -> None:
     """The control for the test above."""
+    pair.build()  # skips what this release cannot build
     families.model(pair.model_type, auto=families.auto_class(pair.model_type)).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     lost = next(name for name in weights if re.search(r"\.0\..*(norm|ln_1|mlp)", name, re.IGNORECASE))

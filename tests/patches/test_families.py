@@ -63,7 +63,7 @@ def test_explicit_partial_factor_overrides_the_own_one(model_type: str) -> None:
     assert differ(output(families.model(model_type, scheme), IDS), expected)
 
 
-@pytest.mark.parametrize("model_type", TRAITS["NoPE layers"])
+@pytest.mark.parametrize("model_type", [name for name in TRAITS["NoPE layers"] if name in families.MODEL_TYPES])
 def test_rope_keeps_layers_without_positions(model_type: str) -> None:
     """Also where a second scheme makes the package rotate instead of the stock code."""
     stock = output(families.model(model_type), IDS)
