@@ -70,13 +70,15 @@ def closed_form_start(
     was_training = variant.training
     variant.eval()
     head_orders: HeadOrders = []
-    for stock_base, base in paired_bases(stock_model, variant):
-        start = _ClosedForm(StockAttention(stock_base, base), input_ids.to(base.device))
-        start.visit_layers(fold_rotation)
-        head_orders.append(start.reorder_heads() if reorder_heads else {})
-        if match_biases:
-            start.match_biases()
-    variant.train(was_training)
+    try:
+        for stock_base, base in paired_bases(stock_model, variant):
+            start = _ClosedForm(StockAttention(stock_base, base), input_ids.to(base.device))
+            start.visit_layers(fold_rotation)
+            head_orders.append(start.reorder_heads() if reorder_heads else {})
+            if match_biases:
+                start.match_biases()
+    finally:
+        variant.train(was_training)
     return head_orders
 
 

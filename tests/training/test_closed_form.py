@@ -14,7 +14,7 @@ from hf_posenc.errors import PosEncError
 from hf_posenc.training import closed_form_start
 from hf_posenc.training.closed_form import HeadOrders
 from hf_posenc.training.head_matching import bias_divergence, match_fixed, match_shared
-from tests.support import families
+from tests.support import families, oracles
 from tests.support import tiny_models as tiny
 
 LENGTH = 24
@@ -90,16 +90,21 @@ def test_only_layers_that_lose_their_rotation_are_changed() -> None:
 
 @torch.no_grad()
 def test_folded_rotation_is_the_mean_over_attention() -> None:
-    """If all attention is on the previous token, the logit of that token equals the stock one."""
-    stock, variant = stock_and_variant("none")
-    ids = tiny.tokens(2, LENGTH)
-    states = torch.randn(1, LENGTH, tiny.WIDTH)
-    variant_attention = variant.base_model.layers[0].self_attn
-    before = variant_attention.project(states).query_BHND
+    """Each query is multiplied by the rotation between query and key, averaged over all pairs by their attention."""
+    (stock, variant), ids = stock_and_variant("none"), tiny.tokens(2, LENGTH)
+    stock.set_attn_implementation("eager")
+    weights = stock(ids, output_attentions=True).attentions[0].sum(0)
+    basis = torch.eye(8)[None, :, None].expand(1, -1, LENGTH, -1)
+    rotations = oracles.llama_rotation(LENGTH)(basis)[0].permute(1, 2, 0).float()
+    attention, states = variant.base_model.layers[0].self_attn, torch.randn(1, LENGTH, tiny.WIDTH)
+    before = attention.project(states).query_BHND
     closed_form_start(stock, variant, ids)
-    after = variant_attention.project(states).query_BHND
-    ratio = after.norm(dim=-1) / before.norm(dim=-1)
-    assert ((ratio > 0) & (ratio < 1)).all()  # a mean of rotations shortens
+    after = attention.project(states).query_BHND
+    for head in range(tiny.HEADS):
+        mean = sum(weights[head, i, j] * rotations[i - j] for i in range(LENGTH) for j in range(i + 1))
+        expected = before[:, head] @ (mean / weights[head].sum()).T
+        torch.testing.assert_close(after[:, head], expected, rtol=0, atol=1e-4)
+        assert not torch.allclose(before[:, head], expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "bert"])
