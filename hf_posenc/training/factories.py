@@ -23,6 +23,7 @@ from .data import RowBuilder, concatenate_stages, self_generated_dataset
 from .distillation import Teacher
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .stock_start import start_from_stock_model
+from .teacher_windows import SpecialTokens
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -147,7 +148,10 @@ class RunBuilder:
                     f"The teacher {source} has {name} {teacher_size}, but {request.model} has {student_size}: choose a "
                     f"teacher of the same size, or pass {option} 0"
                 )
-        return Teacher(model, has_new_head=bool(loading_info["missing_keys"]))
+        special_tokens = SpecialTokens()
+        if self.objective is not Objective.CAUSAL and self.tokenizer is not None:
+            special_tokens = SpecialTokens(self.tokenizer.cls_token_id, self.tokenizer.sep_token_id)
+        return Teacher(model, bool(loading_info["missing_keys"]), special_tokens)
 
     def _check_teacher(self) -> None:
         has_no_head = self.objective is Objective.FEATURE_EXTRACTION
@@ -159,10 +163,10 @@ class RunBuilder:
                 )
             return
         length = max(stage.length for stage in self.stages)
-        if length > self.teacher.max_length and (has_no_head or self.request.data == SELF_GENERATED):
+        if length > self.teacher.max_length and self.request.data == SELF_GENERATED:
             raise PosEncError(
-                f"Rows of {length} tokens are longer than the {self.teacher.max_length} that the teacher can read, and "
-                "there is nothing else to learn from: lower --train-length, or train a language model on --data"
+                f"Rows of {length} tokens are longer than the {self.teacher.max_length} that the model can generate: "
+                "lower --train-length, or pass --data with text"
             )
         if self.arguments.label_smoothing_factor:
             raise PosEncError("--label-smoothing-factor has no effect with a teacher: leave one of them out")

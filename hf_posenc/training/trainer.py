@@ -22,7 +22,7 @@ from .linear_head import LeanForward
 from .optimizer import scheme_parameter_ids, split_parameter_group
 from .teacher_cache import TeacherCache
 
-LABELS = "labels"
+LABELS, ATTENTION_MASK = "labels", "attention_mask"
 LOSS_TERMS = ("kl_loss", "pooled_loss", "hidden_loss", "label_loss")
 Batch = Mapping[str, torch.Tensor]
 
@@ -127,7 +127,7 @@ class RecoveryTrainer(CheckpointingTrainer):
                 "Reentrant gradient checkpointing hides hidden states from the loss: pass "
                 "--gradient-checkpointing-kwargs '{\"use_reentrant\": false}' or --hidden-loss-weight 0"
             )
-        terms = target.losses(self.loss_weights, logits, hidden_states, inputs.get("attention_mask"), hidden_scale)
+        terms = target.losses(self.loss_weights, logits, hidden_states, inputs.get(ATTENTION_MASK), hidden_scale)
         loss = self._weighted_sum(terms, inputs, getattr(outputs, "loss", None), logits)
         return (loss, outputs) if return_outputs else loss
 
@@ -135,6 +135,12 @@ class RecoveryTrainer(CheckpointingTrainer):
         """Run the teacher, or read its predictions from the cache if no hidden states are compared any more."""
         assert self.teacher is not None
         batch = {name: value for name, value in inputs.items() if name != LABELS}
+        if self._is_sharded and ATTENTION_MASK in batch and batch["input_ids"].shape[1] > self.teacher.max_length:
+            # The processes run a sharded teacher together, but padded rows may have another length in each.
+            raise PosEncError(
+                f"With FSDP or DeepSpeed, padded rows must not be longer than the {self.teacher.max_length} tokens "
+                "that the teacher can read: lower --train-length, or pack rows with --packing"
+            )
         weights = self.loss_weights
         cache = self.teacher_cache if weights.kl and torch.is_grad_enabled() else None
         if cache is not None and not (weights.hidden and hidden_scale):
@@ -166,10 +172,12 @@ class RecoveryTrainer(CheckpointingTrainer):
         return self._student_forward
 
     def _distills(self, model: nn.Module, inputs: Batch) -> bool:
-        """In training, unless the teacher cannot read rows this long; in evaluation only if there are no labels."""
+        """In training, unless a classifier cannot read rows this long; in evaluation only if there are no labels."""
         if self.teacher is None or LABELS not in inputs:
             return self.teacher is not None
-        return model.training and inputs["input_ids"].shape[-1] <= self.teacher.max_length
+        labels, input_ids_BN = inputs[LABELS], inputs["input_ids"]
+        is_readable = labels.shape == input_ids_BN.shape or input_ids_BN.shape[1] <= self.teacher.max_length
+        return model.training and is_readable
 
     def _hidden_scale(self) -> float:
         """The factor of the hidden-state loss, which fades to zero."""
@@ -199,14 +207,14 @@ class RecoveryTrainer(CheckpointingTrainer):
         """Also counts the tokens and labels in the batches of a step, over all processes, if rows are padded."""
         batches, num_items = super().get_batch_samples(*args, **kwargs)
         self._mean_counts = None
-        if self.teacher is not None and batches and "attention_mask" in batches[0]:
+        if self.teacher is not None and batches and ATTENTION_MASK in batches[0]:
             counts = torch.stack([self._counts(batch) for batch in batches]).sum(0).to(self.args.device)
             self._mean_counts = self.accelerator.reduce(counts, "sum") / (self.args.world_size * len(batches))
         return batches, num_items
 
     def _counts(self, batch: Batch) -> torch.Tensor:
         """How many tokens a batch has, and how many labels to predict. A causal model predicts no first token."""
-        tokens = batch["attention_mask"].sum()
+        tokens = batch[ATTENTION_MASK].sum()
         first = 0 if getattr(self.data_collator, "mlm", True) else 1
         labels = (batch[LABELS][..., first:] != IGNORE_INDEX).sum() if LABELS in batch else torch.zeros_like(tokens)
         return torch.stack([tokens, labels])
