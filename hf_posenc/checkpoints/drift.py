@@ -69,7 +69,7 @@ def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
         How far the outputs of `after` are from those of `before`.
     """
     config = read_config(before)
-    sequences = _read_sequences(before, text_file, config.vocab_size, max_positions(config))
+    sequences = read_sequences(before, text_file)
     batches = sequences.split(max(MAX_SEQUENCE_LENGTH // sequences.shape[1], 1))
     with tempfile.TemporaryDirectory(prefix="hf-posenc-") as directory:
         files = [Path(directory) / f"{index}.safetensors" for index in range(len(batches))]
@@ -150,22 +150,35 @@ def _progress(items: Iterable[T], total: int, description: str) -> Iterable[T]:
     return tqdm(items, total=total, desc=description, unit="batch")
 
 
-def _read_sequences(checkpoint: Path, text_file: Path, vocab_size: int, max_length: int) -> torch.Tensor:
-    """Token ids of equally long sequences from the beginning of a text file."""
+def read_sequences(checkpoint: Path, text_file: Path, max_length: int = MAX_SEQUENCE_LENGTH) -> torch.Tensor:
+    """Token ids of equally long sequences from the beginning of a text file, (number, length).
+
+    Args:
+        checkpoint: The directory of the model that will read them, with its tokenizer.
+        text_file: The text.
+        max_length: The most tokens per sequence; fewer if the text or the model's positions end before.
+
+    Returns:
+        At most 64 sequences.
+
+    Raises:
+        PosEncError: If the tokenizer or the text cannot be used.
+    """
+    config = read_config(checkpoint)
     try:
         tokenizer = load_tokenizer(checkpoint)
         text = text_file.read_text(encoding="utf-8")[:MAX_CHARACTERS]
     except (OSError, ValueError) as error:
-        raise PosEncError(f"Cannot measure drift: {error}") from error
+        raise PosEncError(f"Cannot read the text: {error}") from error
     if tokenizer is None:
-        raise PosEncError(f"Cannot measure drift: {checkpoint} has no tokenizer files")
+        raise PosEncError(f"Cannot tokenize {text_file}: {checkpoint} has no tokenizer files")
     input_ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"], dtype=torch.long)
     if not len(input_ids):
-        raise PosEncError(f"Cannot measure drift: {text_file} has no tokens")
-    if input_ids.max() >= vocab_size:
+        raise PosEncError(f"{text_file} has no tokens")
+    if input_ids.max() >= config.vocab_size:
         raise PosEncError(
-            f"Cannot measure drift: the tokenizer produced token {input_ids.max()}, but the model's vocabulary has "
-            f"{vocab_size:,} tokens"
+            f"The tokenizer of {checkpoint} produced token {input_ids.max()}, but the model's vocabulary has "
+            f"{config.vocab_size:,} tokens"
         )
-    length = min(max_length, MAX_SEQUENCE_LENGTH, len(input_ids))
+    length = min(max_length, max_positions(config), len(input_ids))
     return input_ids[: len(input_ids) // length * length].view(-1, length)[:MAX_SEQUENCES]
