@@ -109,7 +109,7 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
             return rows.view(len(rows), self.shape.num_heads, -1).transpose(0, 1)
 
         scale = params["position_gain"][:, None, None] * (content.scaling / math.sqrt(1 + len(terms)))
-        shared = content.project(table) if self.options.share_projections else None
+        shared = content.project(table.to(content.query_BHQD)) if self.options.share_projections else None
         result: list[Term] = []
         if "c2p" in terms:
             keys = project("key") if shared is None else shared[1]

@@ -223,6 +223,14 @@ def rows_per_step(arguments: TrainingArguments) -> int:
     return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
 
 
+def is_sharded(arguments: TrainingArguments) -> bool:
+    """Whether FSDP or DeepSpeed will shard the models, by the arguments or the config of `accelerate launch`."""
+    from accelerate.utils import parse_flag_from_env
+
+    by_launcher = any(parse_flag_from_env(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
+    return bool(by_launcher or arguments.fsdp or arguments.deepspeed)
+
+
 class RunState:
     """The record of a run in run.json: its arguments, a fingerprint of its data, and whether it has finished."""
 

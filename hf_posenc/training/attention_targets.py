@@ -116,6 +116,7 @@ class StockAttention:
         )
         query_BHND = scale_content(content.rotated_query_BHQD, layer.content_scale)
         logits = query_BHND.matmul(content.key_BHKD.transpose(-1, -2)) * content.scaling
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if softcap is not None and self._backend != "sdpa":  # SDPA does not cap
             logits = softcap * torch.tanh(logits / softcap)
         if bias is not None:

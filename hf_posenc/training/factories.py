@@ -18,10 +18,11 @@ from ..errors import PosEncError
 from ..patches import ARCHITECTURES, max_positions, plan_schemes, refuse, with_scheme
 from ..text_data import load_text_dataset
 from ..validation import truncate_repr
-from .arguments import SELF_GENERATED, Stage, TrainRequest, rows_per_step
+from .arguments import SELF_GENERATED, Stage, TrainRequest, is_sharded, rows_per_step
 from .data import RowBuilder, concatenate_stages, self_generated_dataset
 from .distillation import Teacher
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
+from .optimizer import widen_trained_parameters
 from .stock_start import start_from_stock_model
 from .teacher_windows import SpecialTokens
 
@@ -208,8 +209,8 @@ class RunBuilder:
         """
         request = self.request
         options = {} if request.scheme is None else {"position_scheme": request.scheme}
-        # In float32 whatever the files are in: in half precision, small optimizer updates round to nothing.
-        model = self._load_model(request.model, request.revision, dtype=torch.float32, **options)
+        model = self._load_model(request.model, request.revision, dtype=self._student_dtype(), **options)
+        widen_trained_parameters(model)
         if self.labels is not None and self.tokenizer is not None:
             # Decoders classify by the last token that is not padding.
             for classifier in (model, self.teacher.model if self.teacher is not None else model):
@@ -227,6 +228,15 @@ class RunBuilder:
         )
         measure("started", model)
         return model
+
+    def _student_dtype(self) -> torch.dtype:
+        """The dtype to load the student in: float32, or bfloat16 if its weights are and will not be trained.
+
+        In half precision, small optimizer updates round to nothing. Shards need a single dtype.
+        """
+        is_bfloat16 = self.config.dtype in (torch.bfloat16, "bfloat16")
+        is_frozen = self.request.trainable != "all" and self.objective is not Objective.CLASSIFICATION
+        return torch.bfloat16 if is_bfloat16 and is_frozen and not is_sharded(self.arguments) else torch.float32
 
     def _rows_seen(self, rows: Dataset | IterableDataset) -> int:
         """How many rows the training will see, counting each as often as it is used."""
