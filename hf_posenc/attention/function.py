@@ -33,6 +33,7 @@ from .dispatch import (
 from .flex import flex_attention_with_terms, run_flex_attention
 from .masks import visible_pairs
 from .strided import strided_attention, strided_attention_unpadded
+from .tensor_parallel import check_all_heads
 
 ATTENTION_NAME = "hf_posenc"
 
@@ -133,6 +134,7 @@ def posenc_attention_forward(
                 kwargs.pop("position_ids", None)
             module = _with_stock_config(module)
         return stock(module, query, key, value, attention_mask, **kwargs)
+    check_all_heads(query, [active.scheme for active in (*posenc.score, *posenc.value)])
     call = _prepare_call(module, stock, unrotated_query, query, key, value, attention_mask, posenc, kwargs)
     path, reason = select_path(DispatchKey.of(call))
     if path is AttentionPath.REFUSED:
