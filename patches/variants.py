@@ -25,6 +25,7 @@ from .architecture import Architecture
 from .attach import SchemeState, attach, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
 from .attention_modules import CLASS_MODULE
 from .compat import ModelHooks, attn_implementation, checkpoint_name, set_checkpoint_name
+from .tensor_parallel import share_scheme_weights
 
 FLATTENED = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
 """Inputs with an axis for choices (double heads) are flattened, which stock models do for token ids only."""
@@ -80,6 +81,10 @@ class PosEncModel(ModelHooks):
 
     def init_scheme_weights(self, module: nn.Module) -> bool:
         return init_scheme_weights(module)
+
+    def share_scheme_weights(self: Any) -> None:
+        for base in base_models(self):
+            share_scheme_weights(base)
 
     def check_attn_implementation(self, attn_implementation: str | None) -> None:
         check_backend(attn_implementation, self.config.position_specs)
