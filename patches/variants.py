@@ -15,7 +15,14 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_posenc.attention import ResolvedPositions, annotate_caches, check_backend, resolve_positions, token_like
+from hf_posenc.attention import (
+    ResolvedPositions,
+    annotate_caches,
+    check_backend,
+    check_sequence_parallel,
+    resolve_positions,
+    token_like,
+)
 from hf_posenc.config import SchemeOrigin, VariantConfig, variant_config_class
 from hf_posenc.errors import PosEncError
 from hf_posenc.schemes import is_tracing
@@ -138,7 +145,8 @@ class PosEncBaseModel(PosEncModel):
             inputs["inputs_embeds"] = embedding(inputs.pop("input_ids"))
         inputs_embeds = inputs.get("inputs_embeds")
         rotary_positions = _split_position_axes(inputs, self.architecture.position_axes)
-        if inputs.get("position_ids") is not None:
+        has_position_ids = inputs.get("position_ids") is not None
+        if has_position_ids:
             _count_from_zero(inputs, self.architecture.first_position(config))
         resolved = resolve_positions(
             inputs,
@@ -155,6 +163,7 @@ class PosEncBaseModel(PosEncModel):
             window=state.window,
         )
         positions = resolved.positions
+        check_sequence_parallel(positions, has_position_ids)
         if self.architecture.fill_inputs is not None:
             self.architecture.fill_inputs(inputs)
         for index in state.at_embedding:

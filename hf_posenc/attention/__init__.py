@@ -17,6 +17,7 @@ from .function import (
 )
 from .masks import Window, visible_pairs
 from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
+from .sequence_parallel import check_sequence_parallel
 from .tensor_parallel import ProcessRank, broadcast_parameters, find_local_heads
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "apply_rotation",
     "broadcast_parameters",
     "check_backend",
+    "check_sequence_parallel",
     "find_local_heads",
     "materialize",
     "resolve_positions",
