@@ -23,6 +23,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from hf_posenc.attention import (
     ActiveScheme,
     LayerSchemes,
+    ProcessRank,
     Projections,
     ProjectionsDone,
     apply_rotation,
@@ -33,7 +34,7 @@ from hf_posenc.schemes import Positions, repeat_key_heads
 from hf_posenc.schemes.base import STOCK_ROTATION
 
 from .architecture import Architecture
-from .compat import AttentionConfig
+from .compat import AttentionConfig, find_process_rank
 
 CLASS_MODULE = "hf_posenc.models"
 """Where pickle looks the classes up."""
@@ -108,6 +109,10 @@ class PosEncAttention(nn.Module):
         projections = self.project(states_RE[None])
         query_BHRD = projections.query_BHND
         return query_BHRD[0], repeat_key_heads(projections.key_BGND, query_BHRD.shape[1])[0]
+
+    def process_rank(self) -> ProcessRank | None:
+        """This process among those that the layer's weights are divided among; None if they are not divided."""
+        return find_process_rank(self)
 
     def layer_schemes(self, positions: Positions) -> LayerSchemes:
         """The schemes that act in this layer, by seam."""

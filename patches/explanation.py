@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_posenc.attention import AttentionPath, DispatchKey, LayerSchemes, MaskKind, score_terms, select_path
+from hf_posenc.attention import (
+    AttentionPath,
+    DispatchKey,
+    LayerSchemes,
+    MaskKind,
+    find_local_heads,
+    score_terms,
+    select_path,
+)
 from hf_posenc.schemes import Content, Positions
 from hf_posenc.schemes.base import STOCK_ROTATION
 
@@ -129,12 +137,28 @@ def _layer_report(module: PosEncAttention, positions: Positions, base: Any) -> L
 
 def _score_terms(module: PosEncAttention, layer: LayerSchemes, base: Any) -> list[Any]:
     """The score terms of a layer for two tokens of zeros."""
+    if module.process_rank() is not None:
+        return _local_score_terms(module, layer)
     shape, parameter = layer.positions.schemes[0].shape, next(base.parameters())
     num_key_heads = getattr(base.config, "num_key_value_heads", None) or shape.num_heads
     query, key = (parameter.new_zeros(1, heads, 2, shape.head_size) for heads in (shape.num_heads, num_key_heads))
     visible = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=query.device)
     content = Content(query, query, key, 1.0, lambda: visible, module.project_rows)
     return score_terms(layer.score, content)
+
+
+def _local_score_terms(module: PosEncAttention, layer: LayerSchemes) -> list[Any]:
+    """The same for the heads that this process has, under tensor parallelism."""
+    if not layer.score:
+        return []
+    width, parameter = layer.score[0].scheme.shape.hidden_size, next(module.parameters())
+    projections = module.project(torch.zeros(1, 2, width, device=parameter.device, dtype=parameter.dtype))
+    query, key = projections.query_BHND, projections.key_BGND
+    local_heads = find_local_heads(module, query, key, [active.scheme for active in layer.score])
+    visible = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=query.device)
+    heads = None if local_heads is None else local_heads.heads
+    content = Content(query, query, key, projections.scaling, lambda: visible, module.project_rows, heads)
+    return score_terms(layer.score, content, local_heads)
 
 
 def _format_choices(choices: tuple[PathChoice, ...]) -> list[str]:

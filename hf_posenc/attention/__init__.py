@@ -17,6 +17,8 @@ from .function import (
 )
 from .masks import Window, visible_pairs
 from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
+from .sequence_parallel import check_sequence_parallel
+from .tensor_parallel import ProcessRank, broadcast_parameters, find_local_heads
 
 __all__ = [
     "ActiveScheme",
@@ -25,13 +27,17 @@ __all__ = [
     "LayerSchemes",
     "MaskKind",
     "PositionNeeds",
+    "ProcessRank",
     "Projections",
     "ProjectionsDone",
     "ResolvedPositions",
     "Window",
     "annotate_caches",
     "apply_rotation",
+    "broadcast_parameters",
     "check_backend",
+    "check_sequence_parallel",
+    "find_local_heads",
     "materialize",
     "resolve_positions",
     "scale_content",

@@ -5,9 +5,10 @@ Shape legend: B batch, H heads, Q queries, K keys, D head size, E hidden size.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Generic, cast
 
 import torch
@@ -28,6 +29,8 @@ Initializer = Callable[[torch.Tensor], object]
 """Fills a parameter in place, such as `transformers.initialization.zeros_`, which leaves loaded weights alone."""
 ParameterSpec = tuple[tuple[int, ...], Initializer]
 """The shape and the initializer of a parameter."""
+
+ParameterTransform = Callable[[torch.Tensor], torch.Tensor]
 
 OptionsT = TypeVar("OptionsT", bound=SchemeOptions, default=SchemeOptions)
 PreparedT = TypeVar("PreparedT", default=Any)
@@ -67,6 +70,22 @@ class Kind(enum.Enum):
     CONTENT = "Attention terms that depend on the content"
     NOTHING = "No positions"
     OTHER = "Other"
+
+
+@contextlib.contextmanager
+def transformed_parameters(module: nn.Module, transform: ParameterTransform) -> Iterator[None]:
+    """While the block runs, replace the parameters of a module and its children by what a function returns for them."""
+    owners = list(module.modules())
+    originals = [dict(owner._parameters) for owner in owners]
+    try:
+        for owner, parameters in zip(owners, originals, strict=True):
+            for name, parameter in parameters.items():
+                if parameter is not None:
+                    owner._parameters[name] = transform(parameter)  # type: ignore[assignment]
+        yield
+    finally:
+        for owner, parameters in zip(owners, originals, strict=True):
+            owner._parameters.update(parameters)
 
 
 class ParameterModule(nn.Module):
@@ -162,9 +181,12 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         """Whether this instance acts at a seam."""
         return self.acts(seam, self.options)
 
-    def forward(self, seam: str, *args: object) -> object:
-        """Call a seam by name."""
-        return getattr(self, seam)(*args)
+    def forward(self, seam: str, *args: object, transform: ParameterTransform | None = None) -> object:
+        """Call a seam by name, with every parameter replaced by what `transform` returns for it."""
+        if transform is None:
+            return getattr(self, seam)(*args)
+        with transformed_parameters(self, transform):
+            return getattr(self, seam)(*args)
 
     def prepare(self, positions: Positions) -> PreparedT:
         """Do the work that all layers share, such as angles or buckets.

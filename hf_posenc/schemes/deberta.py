@@ -106,9 +106,10 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
 
         def project(name: str) -> torch.Tensor:
             rows = nn.functional.linear(table, params[f"{name}_projection"], params.get(f"{name}_bias"))
-            return rows.view(len(rows), self.shape.num_heads, -1).transpose(0, 1)
+            return content.select_heads(rows.view(len(rows), self.shape.num_heads, -1).transpose(0, 1))
 
-        scale = params["position_gain"][:, None, None] * (content.scaling / math.sqrt(1 + len(terms)))
+        gains_H = content.select_heads(params["position_gain"])
+        scale = gains_H[:, None, None] * (content.scaling / math.sqrt(1 + len(terms)))
         shared = content.project(table.to(content.query_BHQD)) if self.options.share_projections else None
         result: list[Term] = []
         if "c2p" in terms:

@@ -157,6 +157,8 @@ class Content:
     """Returns the mask of keys that each query may see: (B or 1, 1, Q, K), True where visible."""
     project: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     """Projects hidden states (R, E) with the layer's own query and key projections, to two of (H, R, D)."""
+    local_heads: slice | None = None
+    """Which heads these are, if tensor parallelism divides them among processes; None: all."""
     _key_BHKD: torch.Tensor | None = None
 
     def of_heads(self, heads: slice) -> Content:
@@ -165,6 +167,20 @@ class Content:
         groups = slice(heads.start // group_size, heads.stop // group_size)
         query_BHQD, rotated_BHQD = self.query_BHQD[:, heads], self.rotated_query_BHQD[:, heads]
         return Content(query_BHQD, rotated_BHQD, self.key_BGKD[:, groups], self.scaling, self.visible, self.project)
+
+    def select_heads(self, tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
+        """The heads that this content has, of a tensor with one entry for every head of the model.
+
+        Args:
+            tensor: Parameters of all heads, or what was computed from them.
+            axis: The axis of the heads.
+
+        Returns:
+            A view of some heads under tensor parallelism, else the tensor itself.
+        """
+        if self.local_heads is None:
+            return tensor
+        return tensor.narrow(axis, self.local_heads.start, self.local_heads.stop - self.local_heads.start)
 
     @property
     def key_BHKD(self) -> torch.Tensor:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from ..attention import apply_rotation, materialize, scale_content, score_terms, visible_pairs
 from ..errors import PosEncError
-from ..patches import PosEncAttention, PosEncBaseModel, architecture_of, base_models, retrofit
+from ..patches import PosEncAttention, PosEncBaseModel, architecture_of, base_models, check_undivided, retrofit
 from ..patches.compat import attn_implementation
 from ..schemes import Content, Positions
 
@@ -135,6 +135,8 @@ def paired_bases(
     stock_model: PreTrainedModel, variant: PreTrainedModel
 ) -> Iterator[tuple[PreTrainedModel, PreTrainedModel]]:
     """The base models of a stock model and its variant. Raises PosEncError if they do not belong together."""
+    for model in (stock_model, variant):
+        check_undivided(model, "A warm start")
     stock_class = architecture_of(stock_model).base
     stock_bases = [module for module in stock_model.modules() if isinstance(module, stock_class)]
     bases = base_models(variant)
