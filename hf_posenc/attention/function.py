@@ -91,9 +91,11 @@ def score_terms(schemes: Sequence[ActiveScheme], content: Content) -> list[Term]
 
 
 def scale_content(query_BHQD: torch.Tensor, schemes: Sequence[ActiveScheme]) -> torch.Tensor:
-    """Apply the per-head scales of the schemes that rescale query times key."""
-    for scheme, _, layer_params in schemes:
-        query_BHQD = query_BHQD * scheme("content_scale", layer_params).to(query_BHQD)[:, None, None]
+    """Apply the factors of the schemes that rescale query times key."""
+    for scheme, prepared, layer_params in schemes:
+        factors_BHQ = scheme("content_scale", prepared, layer_params)
+        # Multiplied in the wider dtype, as Llama 4 does, then rounded once.
+        query_BHQD = (query_BHQD * factors_BHQ.to(query_BHQD.device).unsqueeze(-1)).to(query_BHQD.dtype)
     return query_BHQD
 
 
@@ -126,6 +128,7 @@ def posenc_attention_forward(
         if module.cache_argument is None:  # otherwise rotated on their way into the cache
             key = apply_rotation(key, posenc.rotate, keys=True)
     if not posenc.score and not posenc.value:
+        query = scale_content(query, posenc.content_scale)
         if backend == "flex_attention" and not has_caps_or_sinks(kwargs):
             return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
         if is_flash_attention_requested(requested_attention_implementation=backend):
