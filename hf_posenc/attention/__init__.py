@@ -15,7 +15,7 @@ from .function import (
     scale_content,
     score_terms,
 )
-from .masks import Window, visible_pairs
+from .masks import Window, document_starts, visible_pairs
 from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "annotate_caches",
     "apply_rotation",
     "check_backend",
+    "document_starts",
     "materialize",
     "resolve_positions",
     "scale_content",

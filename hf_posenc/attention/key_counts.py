@@ -46,7 +46,7 @@ def key_counts(
 def _counts(mask: object, layout: TokenLayout, causal: bool, window_size: int | None) -> torch.Tensor:
     if mask is not None and not isinstance(mask, torch.Tensor):
         raise PosEncError(
-            "ssmax counts the keys that a query sees, so it has to read the attention mask: pass a tensor, not a "
+            "this position scheme counts the keys that a query sees, so the attention mask must be a tensor, not a "
             "BlockMask (which generate() makes for static caches under flex_attention)"
         )
     if mask is not None and mask.dim() == 4:

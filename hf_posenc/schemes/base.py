@@ -116,6 +116,7 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         recommended: Options with which it recovers most of a checkpoint's quality when it replaces another encoding.
         extends: Whether a trained model runs past its trained length at all (not how well).
         at_input: Whether it acts at the input embedding only, so that the `layers` option does not apply.
+        reads_positions: Whether the result depends on `position_ids` at all.
         depends_on_length: Whether the result depends on the input's length, which a cache must then record.
         needs_distances: Whether scores depend on key positions, which a cache must then record.
         needs_key_positions: Whether it reads `Positions.keys_BK`.
@@ -146,6 +147,7 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     needs_distances: ClassVar[bool] = True
     needs_key_positions: ClassVar[bool] = False
     needs_key_counts: bool = False
+    reads_positions: bool = True
     depends_on_length: bool = False
     needs_context: bool = False
     rewrites_embeddings: bool = False

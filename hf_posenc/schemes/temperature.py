@@ -52,9 +52,7 @@ class Temperature(Scheme[TemperatureOptions, torch.Tensor]):
         "t_i q_i.k_j / sqrt(d); llama4: t_i = 1 + attn_scale log(1 + floor((i + 1) / floor_scale)); "
         "ssmax: t_i = s_h log n_i + b_h"
     )
-    cost = (
-        "llama4: no parameters; ssmax: two scalars per head and layer. One product per query. Runs on flash attention"
-    )
+    cost = "llama4: no parameters; ssmax: two scalars per head and layer; a product per query. Runs on flash attention"
     neutral = "ssmax: `slope` (s) and `content_change` (b - 1) are 0; llama4: positions before floor_scale - 1"
     needs_distances = False
     Options = TemperatureOptions
@@ -62,6 +60,7 @@ class Temperature(Scheme[TemperatureOptions, torch.Tensor]):
     def __init__(self, options: TemperatureOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
         self.needs_key_counts = options.form == "ssmax"
+        self.reads_positions = options.form == "llama4"
 
     def layer_module(self) -> LayerParameters | None:
         if self.options.form == "llama4":
