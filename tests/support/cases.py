@@ -100,6 +100,7 @@ CASES = [
     Case("learned+ssmax", ["learned", SSMAX], extends=False),
     Case("alibi+ssmax", ["alibi", {**SSMAX, "bias": False}], scores=True, sampled=True),
     Case("shaw+llama4", [{"type": "shaw", "max_distance": 4}, LLAMA4], scores=True, values=True, sampled=True),
+    Case("rope-p", {"type": "rope", "frequency_fraction": 0.5}, sampled=True),
     Case("rope-and-ssmax", [{"type": "rope", "layers": "0:2"}, {**SSMAX, "layers": [2]}], sampled=True),
 ]
 ARCHITECTURES = ["bert", "bert-decoder", "gpt2", "llama"]
