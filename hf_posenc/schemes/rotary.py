@@ -79,7 +79,7 @@ class RopeOptions(Options):
     )
     frequency_fraction: float = option(
         1.0,
-        "p-RoPE: fraction of the frequencies that is kept, the highest; the others do not rotate",
+        "p-RoPE: fraction of the frequencies to keep, from the highest; the others do not rotate",
         above=0,
         maximum=1,
     )

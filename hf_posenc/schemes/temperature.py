@@ -46,7 +46,7 @@ class Temperature(Scheme[TemperatureOptions, torch.Tensor]):
     """
 
     name = "temperature"
-    paper = "Nakanishi 2025, https://arxiv.org/abs/2501.19399; llama4: its steps, as Llama 4 was released"
+    paper = "Nakanishi 2025, https://arxiv.org/abs/2501.19399 (ssmax); transformers' Llama4TextAttention (llama4)"
     kind = Kind.TEMPERATURE
     formula = (
         "t_i q_i.k_j / sqrt(d); llama4: t_i = 1 + attn_scale log(1 + floor((i + 1) / floor_scale)); "

@@ -169,7 +169,7 @@ class DataCollatorWithPoSE(DataCollatorWithPositions):
         documents = []
         for length in lengths:
             num_cuts = min(self.chunks, length) - 1
-            cuts = np.sort(generator.choice(length - 1, num_cuts, replace=False) + 1) if num_cuts else []
+            cuts = np.sort(generator.permutation(length - 1)[:num_cuts]) + 1
             skipped, positions = 0, np.arange(length)
             for cut in cuts:
                 more = int(generator.integers(self.target_length - length - skipped, endpoint=True))

@@ -173,8 +173,8 @@ class RecoveryTrainer(CheckpointingTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """With the collator of the training rows."""
-        collator = self.data_collator
-        self.data_collator = self.train_collator or collator
+        collator: Any = self.data_collator
+        self.data_collator: Any = self.train_collator or collator
         try:
             return super().get_train_dataloader()
         finally:
