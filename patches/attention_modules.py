@@ -85,6 +85,8 @@ class PosEncAttention(nn.Module):
     config: AttentionConfig
     angle_size: int
     """The number of rotary angles that the stock forward expects; 0 if it does not rotate."""
+    has_window: bool
+    """Whether the layer has a sliding window."""
 
     @property
     def stock_config(self) -> PreTrainedConfig:
@@ -116,6 +118,8 @@ class PosEncAttention(nn.Module):
 
     def layer_schemes(self, positions: Positions) -> LayerSchemes:
         """The schemes that act in this layer, by seam."""
+        if self.has_window:
+            positions = positions.in_window()
         modules, seams = getattr(self, "position_scheme", {}), positions.active[self.layer_idx]
         # The call of a layer's module, not the module: hooks of models on several devices would move a module along.
         layer_params = {int(index): module.__call__ for index, module in modules.items()}

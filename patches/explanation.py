@@ -24,7 +24,7 @@ from hf_posenc.schemes.base import STOCK_ROTATION
 from .attention_modules import PosEncAttention
 from .variants import base_models
 
-SEAMS = ("rotate", STOCK_ROTATION, "score", "value")
+SEAMS = ("rotate", STOCK_ROTATION, "content_scale", "score", "value")
 BACKENDS = ("sdpa", "eager", "flex_attention", "flash_attention_2")
 SITUATIONS: dict[str, dict[str, Any]] = {
     "no padding": {},
@@ -119,14 +119,11 @@ def _layer_report(module: PosEncAttention, positions: Positions, base: Any) -> L
     needs_distances = any(scheme.needs_distances for scheme in positions.schemes if scheme.acts_at("score"))
     term_types = frozenset(type(term) for term in _score_terms(module, layer, base))
     on_cpu = next(base.parameters()).device.type in ("cpu", "meta")
-    layer_types = getattr(base.config, "layer_types", None)
-    in_window = layer_types is None or layer_types[module.layer_idx] == "sliding_attention"
-    has_window = base.posenc.window is not None and in_window
     caps_or_sinks = any(getattr(module, name, None) is not None for name in ("attn_logit_softcapping", "sinks"))
     choices = []
     for backend, (situation, facts) in itertools.product(BACKENDS, SITUATIONS.items()):
         uniform = facts.get("uniform", True) or not needs_distances
-        if has_window:  # inputs longer than the window are masked by it
+        if module.has_window:  # inputs longer than the window are masked by it
             facts = {**facts, "mask": MaskKind.OTHER}
         common = {"term_types": term_types, "has_value_terms": bool(layer.value), "on_cpu": on_cpu}
         common["caps_or_sinks"] = caps_or_sinks

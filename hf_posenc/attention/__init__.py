@@ -15,7 +15,7 @@ from .function import (
     scale_content,
     score_terms,
 )
-from .masks import Window, visible_pairs
+from .masks import Window, document_starts, visible_pairs
 from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
 from .sequence_parallel import check_sequence_parallel
 from .tensor_parallel import ProcessRank, broadcast_parameters, find_local_heads
@@ -37,6 +37,7 @@ __all__ = [
     "broadcast_parameters",
     "check_backend",
     "check_sequence_parallel",
+    "document_starts",
     "find_local_heads",
     "materialize",
     "resolve_positions",

@@ -95,11 +95,12 @@ def score_terms(schemes: Sequence[ActiveScheme], content: Content, local_heads: 
 def scale_content(
     query_BHQD: torch.Tensor, schemes: Sequence[ActiveScheme], local_heads: LocalHeads | None = None
 ) -> torch.Tensor:
-    """Apply the per-head scales of the schemes that rescale query times key."""
-    for call, _, layer_params in _callable_schemes(schemes, local_heads):
-        scale_H = call("content_scale", layer_params)
-        scale_H = scale_H if local_heads is None else local_heads.select(scale_H, 0)
-        query_BHQD = query_BHQD * scale_H.to(query_BHQD)[:, None, None]
+    """Apply the factors of the schemes that rescale query times key."""
+    for call, prepared, layer_params in _callable_schemes(schemes, local_heads):
+        factors_BHQ = call("content_scale", prepared, layer_params)
+        factors_BHQ = factors_BHQ if local_heads is None else local_heads.select(factors_BHQ, 1)
+        # Multiplied in the wider dtype, as Llama 4 does, then rounded once.
+        query_BHQD = (query_BHQD * factors_BHQ.to(query_BHQD.device).unsqueeze(-1)).to(query_BHQD.dtype)
     return query_BHQD
 
 
@@ -160,6 +161,9 @@ def posenc_attention_forward(
         if module.cache_argument is None:  # otherwise rotated on their way into the cache
             key = apply_rotation(key, posenc.rotate, keys=True)
     if not posenc.score and not posenc.value:
+        if posenc.content_scale:
+            local_heads = find_local_heads(module, query, key, [active.scheme for active in posenc.content_scale])
+            query = scale_content(query, posenc.content_scale, local_heads)
         if backend == "flex_attention" and not has_caps_or_sinks(kwargs):
             return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
         if is_flash_attention_requested(requested_attention_implementation=backend):

@@ -95,7 +95,7 @@ def find_local_heads(
         module: The layer's attention module, a `PosEncAttention`.
         query_BHQD: The queries of this process.
         key_BGKD: The keys of this process.
-        schemes: The schemes that add to the scores or values of the layer, at least one.
+        schemes: The schemes that change the scores or values of the layer, at least one.
 
     Returns:
         The heads, or None if it has all.

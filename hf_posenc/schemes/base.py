@@ -68,6 +68,7 @@ class Kind(enum.Enum):
     ROTATION = "Rotation of queries and keys"
     DISTANCE = "Attention bias by distance"
     CONTENT = "Attention terms that depend on the content"
+    TEMPERATURE = "Attention temperature"
     NOTHING = "No positions"
     OTHER = "Other"
 
@@ -134,9 +135,11 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         recommended: Options with which it recovers most of a checkpoint's quality when it replaces another encoding.
         extends: Whether a trained model runs past its trained length at all (not how well).
         at_input: Whether it acts at the input embedding only, so that the `layers` option does not apply.
+        reads_positions: Whether the result depends on `position_ids` at all.
         depends_on_length: Whether the result depends on the input's length, which a cache must then record.
         needs_distances: Whether scores depend on key positions, which a cache must then record.
         needs_key_positions: Whether it reads `Positions.keys_BK`.
+        needs_key_counts: Whether it reads `Positions.key_counts_BHQ`.
         needs_context: Whether it reads `Positions.context_BQE`.
         rewrites_embeddings: Whether `embed` does more than add, so that the order of schemes matters.
         Options: The dataclass of its options.
@@ -162,6 +165,8 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     at_input: ClassVar[bool] = False
     needs_distances: ClassVar[bool] = True
     needs_key_positions: ClassVar[bool] = False
+    needs_key_counts: bool = False
+    reads_positions: bool = True
     depends_on_length: bool = False
     needs_context: bool = False
     rewrites_embeddings: bool = False
@@ -240,8 +245,16 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         """
         raise NotImplementedError
 
-    def content_scale(self, layer_params: LayerParams) -> torch.Tensor:
-        """Return a factor per head, (H,), for the query-key product, on top of the architecture's own scaling."""
+    def content_scale(self, prepared: PreparedT, layer_params: LayerParams) -> torch.Tensor:
+        """Return a factor for the query-key product, on top of the architecture's own scaling.
+
+        Args:
+            prepared: The result of `prepare`.
+            layer_params: Returns the parameters of this layer's `layer_module`; None without one.
+
+        Returns:
+            The factor of each query, (B or 1, H or 1, Q or 1).
+        """
         raise NotImplementedError
 
     def value(self, prepared: PreparedT, layer_params: LayerParams) -> DistanceTable:

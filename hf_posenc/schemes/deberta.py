@@ -97,8 +97,8 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
             relative = log_buckets(relative, self.options.buckets, self.options.max_distance)
         return (relative + self.span).clamp(0, 2 * self.span - 1)
 
-    def content_scale(self, layer_params: LayerParams) -> torch.Tensor:
-        return 1 + layer_params()["content_change"]
+    def content_scale(self, prepared: torch.Tensor, layer_params: LayerParams) -> torch.Tensor:
+        return 1 + layer_params()["content_change"][None, :, None]
 
     def score(self, prepared: torch.Tensor, layer_params: LayerParams, content: Content) -> list[Term]:
         params, terms = layer_params(), self.options.terms

@@ -106,8 +106,8 @@ class Tupe(Scheme[TupeOptions, Prepared]):
         prepared = Prepared(positions.queries_BQ, keys_BK, buckets, positions.dtype)
         return prepared if torch.is_grad_enabled() else prepared._replace(projected=self._project(prepared))
 
-    def content_scale(self, layer_params: LayerParams) -> torch.Tensor:
-        return 1 + layer_params()["content_change"]
+    def content_scale(self, prepared: Prepared, layer_params: LayerParams) -> torch.Tensor:
+        return 1 + layer_params()["content_change"][None, :, None]
 
     def score(self, prepared: Prepared, layer_params: LayerParams, content: Content) -> Term | list[Term]:
         queries, keys = (content.select_heads(rows, 1) for rows in prepared.projected or self._project(prepared))

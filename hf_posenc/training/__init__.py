@@ -9,6 +9,13 @@ from .distillation import LossWeights, Teacher, TeacherOutput, record_hidden_sta
 from .factories import load_config
 from .objectives import infer_objective
 from .optimizer import parameter_groups, train_positions_only
+from .position_collators import (
+    DataCollatorWithPoSE,
+    DataCollatorWithPositions,
+    DataCollatorWithRandomizedPositions,
+    DataCollatorWithSHAPE,
+    PositionEpochCallback,
+)
 from .report import format_recovery
 from .run import train
 from .teacher_cache import TeacherCache
@@ -28,3 +35,5 @@ __all__ += [
 ]
 __all__ += ["infer_objective", "parameter_groups", "parse_train_length", "resolve_fit_ratio", "rows_per_step"]
 __all__ += ["train_positions_only", "transformer_layers"]
+__all__ += ["DataCollatorWithPoSE", "DataCollatorWithPositions", "DataCollatorWithRandomizedPositions"]
+__all__ += ["DataCollatorWithSHAPE", "PositionEpochCallback"]
