@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import io
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from ..checkpoints import LENGTH_CURVE_FILE
+from ..checkpoints import LENGTH_CURVE_FILE, write_text
 from ..errors import PosEncError
 from .results import (
     METRICS,
@@ -153,25 +151,6 @@ def check_writable(path: str | Path) -> Path:
             path.unlink()
     except OSError as error:
         raise PosEncError(f"Cannot write {path}: {error}") from error
-    return path
-
-
-def write_text(path: str | Path, text: str) -> Path:
-    """Write a file completely or not at all: a full disk leaves what was there before."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced
-            path.write_text(text, encoding="utf-8", newline="")
-            return path
-        temporary.write_text(text, encoding="utf-8", newline="")
-        temporary.replace(path.resolve())
-    except OSError as error:
-        raise PosEncError(f"Cannot write {path}: {error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
     return path
 
 

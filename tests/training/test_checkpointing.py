@@ -14,15 +14,9 @@ import torch
 from hf_posenc.checkpoints import RUN_STATE_FILE, verify_manifest, write_manifest
 from hf_posenc.errors import PosEncError
 from hf_posenc.training import TrainRequest
-from hf_posenc.training.arguments import RunState
-from hf_posenc.training.checkpointing import (
-    get_rng_state,
-    last_valid_checkpoint,
-    read_state,
-    rotate_checkpoints,
-    set_rng_state,
-    write_state,
-)
+from hf_posenc.training.checkpointing import last_valid_checkpoint, rotate_checkpoints
+from hf_posenc.training.run_state import RunState
+from hf_posenc.training.state_files import get_rng_state, read_state, set_rng_state, write_state
 from tests.support.training_fixtures import settings
 
 
