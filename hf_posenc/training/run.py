@@ -16,6 +16,7 @@ from transformers.trainer_utils import TrainOutput
 
 from ..checkpoints import list_checkpoints, lock_output, move_files
 from ..errors import PosEncError
+from ..text_data import translate_data_errors
 from .arguments import Stage, TrainRequest, check_training_arguments, parse_train_length, rows_per_step
 from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
 from .data import dataset_fingerprint
@@ -83,7 +84,8 @@ def _train(
         if arguments.should_save:
             shutil.rmtree(directory / STAGING_DIRECTORY, ignore_errors=True)
             state.save(measured=report.stages)
-        output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with translate_data_errors(request.data, in_training=True):
+            output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         report.measure_trained(trainer)
         _save_variant(trainer, builder)
         if arguments.should_save:
@@ -121,7 +123,8 @@ def _check_report_to(arguments: TrainingArguments) -> None:
 def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport, warm_start: bool) -> RecoveryTrainer:
     request, arguments, recipe, teacher = builder.request, builder.arguments, builder.request.recipe, builder.teacher
     rows = builder.build_rows()
-    state.set_dataset(dataset_fingerprint(rows))
+    with translate_data_errors(request.data):
+        state.set_dataset(dataset_fingerprint(rows))
     model = builder.build_student(rows, warm_start, report.measure)
     _choose_parameters(model, request, builder.objective)
     weights = recipe.loss_weights
