@@ -25,9 +25,16 @@ from tests.checkpoints.stock_checkpoints import save_stock
 from tests.checkpoints.test_untrusted_input import limited_resources
 from tests.support.evidence import count_cases
 
-FAST, SLOW = 100, 3400
-EXAMPLES = [pytest.param(FAST, id="fast"), pytest.param(SLOW, id="slow", marks=pytest.mark.slow)]
-"""Three fuzzers with this many cases each: 300, and more than 10,000."""
+FAST = {"configs": 50, "schemes": 150, "headers": 100}
+SLOW = {"configs": 3000, "schemes": 4000, "headers": 4000}
+
+
+def examples(name: str) -> pytest.MarkDecorator:
+    """Run a fuzzer with few cases, and with many: more than 10,000 in total."""
+    many = pytest.param(SLOW[name], id="slow", marks=pytest.mark.slow)
+    return pytest.mark.parametrize("examples", [pytest.param(FAST[name], id="fast"), many])
+
+
 NUMBERS = st.one_of(
     st.integers(-3, 70),
     st.sampled_from([2**31 - 1, 2**31, 2**63, -(2**63), 10**30, 10**400]),
@@ -109,7 +116,7 @@ def changed(draw: st.DrawFn, original: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("examples", EXAMPLES)
+@examples("configs")
 def test_configs(examples: int, checkpoint: Path) -> None:
     path = checkpoint / "config.json"
     original = json.loads(path.read_text())
@@ -121,13 +128,14 @@ def test_configs(examples: int, checkpoint: Path) -> None:
         path.write_text(json.dumps(fields))
         accepted.append(accepts(lambda: hf_posenc.inspect_checkpoint(checkpoint)))
 
+    hf_posenc.inspect_checkpoint(checkpoint)  # imports the model
     with limited_resources(seconds=0.1 * examples + 10):
         check()
     assert {True, False} == set(accepted), "some configs are read, and others refused"
     count_cases("fuzzed configs", len(accepted))
 
 
-@pytest.mark.parametrize("examples", EXAMPLES)
+@examples("schemes")
 def test_position_schemes(examples: int) -> None:
     schemes = list(hf_posenc.list_schemes())
     known = st.fixed_dictionaries({"type": st.sampled_from(schemes)})
@@ -148,7 +156,7 @@ def test_position_schemes(examples: int) -> None:
     count_cases("fuzzed schemes", len(accepted))
 
 
-@pytest.mark.parametrize("examples", EXAMPLES)
+@examples("headers")
 def test_safetensors_headers(examples: int, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     data = save({"a": torch.zeros(2, 3), "b": torch.zeros(4, dtype=torch.int8)}, metadata={"format": "pt"})

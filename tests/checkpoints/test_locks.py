@@ -37,8 +37,9 @@ def hold(lock: Path) -> subprocess.Popen[str]:
 
 
 def stop(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()
+    if process.poll() is None:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

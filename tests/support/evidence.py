@@ -6,8 +6,7 @@ import json
 import os
 from pathlib import Path
 
-COUNTS_FILE = "HF_POSENC_RELIABILITY_COUNTS"
-"""The environment variable with the file to append counts to."""
+from scripts.reliability import COUNTS_FILE
 
 
 def count_cases(name: str, number: int) -> None:

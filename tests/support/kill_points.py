@@ -92,11 +92,13 @@ class KillPoints:
 
     def install(self) -> None:
         """Watch the calls of Python, safetensors and the Hub's client."""
-        import httpx
         import safetensors.torch
+        from huggingface_hub.utils import get_session
+
+        client_class: Any = type(get_session())
 
         sys.addaudithook(self.audit)
-        fsync, serialize, send = os.fsync, safetensors.torch.serialize_file, httpx.Client.send
+        fsync, serialize, send = os.fsync, safetensors.torch.serialize_file, client_class.send
 
         def watched_fsync(handle: Any) -> None:
             self.reach("fsync")
@@ -115,7 +117,7 @@ class KillPoints:
             return response
 
         os.fsync, safetensors.torch.serialize_file = watched_fsync, watched_serialize
-        httpx.Client.send = watched_send  # type: ignore[method-assign]
+        client_class.send = watched_send
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.is_active or event not in CHANGES:
