@@ -88,16 +88,19 @@ def test_a_description_next_to_the_data_is_not_data(checkpoint: Path, tmp_path: 
 
 @pytest.mark.parametrize("option", BAD_VALUES)
 def test_bad_values(option: str, checkpoint: Path, tmp_path: Path) -> None:
-    assert f"--{option}" in train(checkpoint, tmp_path / "out", f"--{option}", BAD_VALUES[option])
+    message = train(checkpoint, tmp_path / "out", f"--{option}", BAD_VALUES[option])
+    assert f"--{option}" in message.replace("_", "-")  # transformers refuses some of them itself
     assert not (tmp_path / "out").exists()
 
 
 def test_arguments_that_transformers_refuses(checkpoint: Path, tmp_path: Path) -> None:
-    message = train(checkpoint, tmp_path / "out", "--load-best-model-at-end", "true", "--save-strategy", "no")
+    message = train(checkpoint, tmp_path / "out", "--lr-scheduler-kwargs", "{")
     assert "do not fit together" in message
 
 
-@pytest.mark.parametrize("name", HOSTILE_YAML)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "many values" else []) for name in HOSTILE_YAML]
+)
 def test_hostile_config_files(name: str, checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(HOSTILE_YAML[name])
     train(checkpoint, tmp_path / "out", "--config", tmp_path / "run.yaml")

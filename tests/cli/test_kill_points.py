@@ -116,6 +116,24 @@ def test_several_chat_templates_are_placed_again(source: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_directory_that_is_renamed_is_not_placed_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control of the test above: moving what the staging directory contains, instead of its files."""
+
+    def rename_entries(staging: Path, target: Path, last: str) -> None:
+        for path in sorted(staging.iterdir(), key=lambda path: path.name == last):
+            path.replace(target / path.name)
+
+    monkeypatch.setattr("hf_posenc.training.run.move_files", rename_entries)
+    line = train(source, tmp_path / "train" / "out")
+    assert run_command(line, tmp_path / "train", "os.rename config.json").code == -signal.SIGKILL
+    again = run_command(line, tmp_path / "train")
+    assert again.code
+    assert "Directory not empty" in again.output
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["convert", "replace", "eval", "train"])
 def test_every_kill_point(case: str, source: Path, tmp_path: Path) -> None:
     start, watched = tmp_path / "start", tmp_path / "watched"
