@@ -87,8 +87,10 @@ class KillPoints:
         self.record(name)
         if self.kill_at in (self.count, name):
             self.is_active = False
-            change()
-            os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                change()
+            finally:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def install(self) -> None:
         """Watch the calls of Python, safetensors and the Hub's client."""
@@ -127,7 +129,7 @@ class KillPoints:
         if path is None or (event == "open" and not arguments[2] & WRITING):
             return
         self.reach(f"{event} {os.path.basename(path)}")
-        if event == "open":
+        if event == "open" and not os.path.isdir(path):  # a directory is opened for a file without a name
             flags = os.O_WRONLY | os.O_CREAT | (arguments[2] & os.O_TRUNC)
             self.reach(f"opened {os.path.basename(path)}", lambda: os.close(os.open(path, flags, 0o644)))
 
