@@ -8,8 +8,8 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 OLDEST := 5.4.0
 MEASURED := hf_posenc/schemes/*,hf_posenc/attention/*,patches/*
 
-.PHONY: help install test test-all test-compat coverage lint format check package docs docs-serve reference census \
-	figures demo bench bench-quick bench-recovery clean
+.PHONY: help install test test-all test-reliability test-compat coverage lint format check package docs docs-serve \
+	reference census figures demo bench bench-quick bench-recovery clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,6 +28,11 @@ test: install  ## run the fast tests; run these for every change
 
 test-all: install  ## run all tests, including the slow ones
 	$(PYTEST) -n $(WORKERS) -m 'slow or not slow'
+
+# ONLY="kills fuzz" counts some of the promises; the others keep their last counts.
+test-reliability: install  ## run the tests behind docs/reliability.md and record their counts; takes hours
+	$(BIN)/python -m scripts.reliability --workers $(WORKERS) $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python -m scripts.fill_pages
 
 test-compat: $(VENV)-oldest/.installed  ## run the fast tests on the oldest supported transformers
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(WORKERS)

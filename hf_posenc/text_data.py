@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .checkpoints import is_out_of_space
 from .errors import PosEncError
 from .validation import truncate_repr
 
@@ -74,15 +75,24 @@ def _is_data(file: Path) -> bool:
 
 
 @contextmanager
-def translate_data_errors(source: str) -> Iterator[None]:
-    """Raise errors of the `datasets` library about files that cannot be read as `PosEncError`."""
-    from datasets.exceptions import DatasetsError
+def translate_data_errors(source: str, in_training: bool = False) -> Iterator[None]:
+    """Raise errors of the `datasets` library about files that cannot be read as `PosEncError`.
 
+    `in_training`, where a stream is read, other errors may have other causes, and keep their traceback.
+    """
+    from datasets.exceptions import DatasetsError
+    from pyarrow import ArrowException
+
+    reading: tuple[type[Exception], ...] = (DatasetsError, ArrowException)
+    if not in_training:
+        reading += (ValueError, TypeError, KeyError, OSError)
     try:
         yield
     except PosEncError:
         raise
-    except (DatasetsError, ValueError, TypeError, KeyError, OSError) as error:  # pyarrow's errors are ValueErrors too
+    except reading as error:
+        if is_out_of_space(error):  # of the cache of processed rows
+            raise
         cause = error.__cause__ or error
         raise PosEncError(
             f"Cannot read the data in {source}: {truncate_repr(cause, str)}. Expected UTF-8 text, or JSONL, CSV or "
@@ -90,6 +100,15 @@ def translate_data_errors(source: str) -> Iterator[None]:
         ) from error
     except StopIteration:  # raised for an empty JSON file
         raise PosEncError(f"{source} is empty: pass data with at least one row") from None
+
+
+def check_document(value: object, column: str) -> str | list[int]:
+    """Return the text or the token ids of a row. Raises `PosEncError` for anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(token) is int and token >= 0 for token in value):
+        return value
+    raise PosEncError(f"Column {column!r} has a row with {truncate_repr(value)}; expected text, or a list of token ids")
 
 
 def select_text_column(columns: Sequence[str], requested: str | None = None) -> str:

@@ -7,8 +7,8 @@ A page marks where generated text goes:
     <!-- end generated -->
 
 Everything between the two comments is replaced by the output of the generator with that name. Measurements come from
-benchmarks/results.json, the tables of benchmarks/RECOVERY.md and the text files in docs/figures/; options from the
-commands themselves.
+benchmarks/results.json, benchmarks/reliability.json, the tables of benchmarks/RECOVERY.md and the text files in
+docs/figures/; options from the commands themselves.
 """
 
 from __future__ import annotations
@@ -204,12 +204,20 @@ def options(command: str) -> str:
     return markdown_table(["option", "default", ""], rows)
 
 
+def reliability() -> str:
+    """How much the tests of each promise cover."""
+    from scripts.reliability import read_results, table_rows
+
+    return markdown_table(["promise", "tests", "cases in them", "last run"], table_rows(read_results()))
+
+
 GENERATORS: dict[str, Callable[..., str]] = {
     "decoding": decoding,
     "memory": memory,
     "numbers": numbers,
     "options": options,
     "recovery": recovery,
+    "reliability": reliability,
     "small-budgets": small_budgets,
     "recovery-longer": recovery_longer,
     "recovery-tokens": recovery_tokens,

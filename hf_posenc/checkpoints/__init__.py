@@ -12,18 +12,22 @@ from .files import (
     fsync,
     is_out_of_space,
     list_checkpoints,
+    move_files,
     verify_manifest,
     write_manifest,
+    write_text,
 )
 from .inspection import Inspection, inspect_checkpoint, is_scheme_parameter
 from .loading import load_model, load_tokenizer
+from .locks import lock_output, temporary_name
 from .source import read_config, read_config_fields, read_json, read_json_object, read_shards, translate_hub_errors
 
 __all__ = ["Conversion", "Drift", "Inspection", "convert_checkpoint", "inspect_checkpoint"]
 # For other packages of hf_posenc:
 __all__ += ["Companions", "check_links", "remove_code_fields", "to_json_bytes"]
 __all__ += ["COMPANION_FILES", "LENGTH_CURVE_FILE", "RECOVERY_FILE", "RUN_STATE_FILE"]
-__all__ += ["checkpoint_step", "fsync", "is_out_of_space", "list_checkpoints", "verify_manifest"]
+__all__ += ["checkpoint_step", "fsync", "is_out_of_space", "list_checkpoints", "lock_output", "move_files"]
+__all__ += ["temporary_name", "verify_manifest", "write_manifest", "write_text"]
 __all__ += ["is_scheme_parameter", "load_model", "load_tokenizer", "read_sequences"]
 __all__ += ["read_config", "read_config_fields", "read_json", "read_json_object", "read_shards"]
-__all__ += ["translate_hub_errors", "write_manifest"]
+__all__ += ["translate_hub_errors"]

@@ -1,6 +1,7 @@
 """Companion files of a checkpoint: what is copied or uploaded along with its weights.
 
 Code of the checkpoint's author stays behind: `from_pretrained(..., trust_remote_code=True)` of a variant would run it.
+Files of sentence-transformers that name other code are refused: without it, embeddings would silently be different.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from typing import Any
 
 from ..config import REMOTE_CODE_MODULE
 from ..errors import PosEncError
+from ..validation import truncate_repr
 from .files import COMPANION_FILES, PICKLE_SUFFIXES
-from .source import read_json_object
+from .source import read_json, read_json_object
 
 ARRAY_SUFFIXES = (".npy", ".npz")
 """Arrays may contain pickles."""
 CODE_SUFFIXES = (".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".sh", ".ipynb")
+MODULES_FILE, MODULE_CONFIG = "modules.json", re.compile(r"[0-9][^/]*_[^/]*/config\.json")
+LIBRARY_CLASS = re.compile(r"(sentence_transformers|torch\.nn)(\.\w+)+", re.ASCII)
 CODE_FIELDS = ("auto_map", "custom_pipelines")
 """Fields of JSON files that name classes in code files, which `trust_remote_code=True` imports."""
 
@@ -39,7 +43,7 @@ class Companions:
 
     @classmethod
     def read(cls, directory: Path) -> Companions:
-        """List the companion files of a checkpoint. Raises `PosEncError` for links to other places."""
+        """List the companion files of a checkpoint. Raises `PosEncError` for links to other places and foreign code."""
         matches = {path for pattern in COMPANION_FILES for path in directory.glob(pattern) if path.is_file()}
         excluded = (*PICKLE_SUFFIXES, *ARRAY_SUFFIXES, *CODE_SUFFIXES)
         files: dict[str, Path | bytes] = {}
@@ -52,6 +56,7 @@ class Companions:
             files[name], removed = _without_code(path)
             left_out.update(f"{field} in {name}" for field in removed)
         check_links(directory, files)
+        _check_modules(directory, files)
         return cls(files, tuple(sorted(left_out)))
 
     def copy_to(self, directory: Path) -> None:
@@ -63,6 +68,28 @@ class Companions:
                 target.write_bytes(content)
             else:
                 shutil.copyfile(content, target)
+
+
+def _check_modules(directory: Path, names: Iterable[str]) -> None:
+    """Refuse classes of sentence-transformers' pipeline that neither it nor PyTorch provides: it would import them."""
+    for name in names:
+        path = directory / name
+        if name == MODULES_FILE:
+            modules = read_json(path)
+            if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+                raise PosEncError(f"{path} is not a list of modules: correct or remove it")
+            classes = [module.get("type") for module in modules]
+        elif MODULE_CONFIG.fullmatch(name):
+            classes = [read_json_object(path).get("activation_function", "torch.nn.Identity")]
+        else:
+            continue
+        foreign = [entry for entry in classes if not (isinstance(entry, str) and LIBRARY_CLASS.fullmatch(entry))]
+        if foreign:
+            raise PosEncError(
+                f"{path} names {truncate_repr(foreign[0])}, which is not a class of sentence-transformers or PyTorch. "
+                "Code of a checkpoint's author is never carried along, and without it, embeddings would be different: "
+                "remove the entry, or the file to use the model without sentence-transformers"
+            )
 
 
 def _without_code(path: Path) -> tuple[Path | bytes, list[str]]:

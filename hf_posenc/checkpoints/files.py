@@ -1,4 +1,4 @@
-"""Write directories safely: all files or none, flushed to disk, and listed with checksums.
+"""Write files and directories safely: all or nothing, flushed to disk, and listed with checksums.
 
 Also names the files that belong to a checkpoint.
 """
@@ -12,12 +12,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from huggingface_hub.utils.sha import sha_fileobj
 from safetensors import SafetensorError
 
 from ..errors import PosEncError
+from .locks import lock_output, temporary_name
 
 WEIGHT_FILES = ("config.json", "*.safetensors", "model.safetensors.index.json")
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model")
@@ -45,6 +45,7 @@ RECOVERY_FILE = "recovery.json"
 LENGTH_CURVE_FILE = "length_curve.json"
 """Perplexity by sequence length, shown on the model card."""
 MANIFEST_FILE = "manifest.json"
+NOT_EMPTY = "is not empty: choose another, or use force=True (--force)"
 
 
 def list_pickles(directory: Path) -> list[str]:
@@ -93,8 +94,8 @@ def resolve_output_dir(output_dir: str | Path, source: Path, force: bool) -> Pat
             problem = "is a file: choose a directory"
         elif os.path.ismount(target):
             problem = "is a mount point: choose a directory inside it"
-        elif target.exists() and any(target.iterdir()) and not force:
-            problem = "is not empty: choose another, or use force=True (--force)"
+        elif not force and not _is_vacant(target):
+            problem = NOT_EMPTY
         else:
             return target
     except (OSError, RuntimeError) as error:  # a link loop, a name that is too long, an unknown home directory
@@ -102,39 +103,108 @@ def resolve_output_dir(output_dir: str | Path, source: Path, force: bool) -> Pat
     raise PosEncError(f"The output directory {output_dir} {problem}")
 
 
+def _is_vacant(directory: Path) -> bool:
+    return not directory.exists() or not any(directory.iterdir())
+
+
 @contextmanager
 def atomic_directory(target: Path, force: bool) -> Iterator[Path]:
-    """Yield a temporary directory that becomes `target` on success and is removed on any error."""
-    created_parents = [parent for parent in target.parents if not parent.exists()]
+    """Yield a temporary directory that becomes `target` on success and is removed on any error.
+
+    If the process is killed, running it again removes what is left; a directory that was about to be replaced is
+    brought back first.
+    """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".partial-", dir=target.parent, ignore_cleanup_errors=True) as temporary:
-            directory, previous = Path(temporary) / "new", Path(f"{temporary}-replaced")
-            directory.mkdir()
-            yield directory
-            _flush(directory)
-            try:
-                if force and target.exists():
-                    target.replace(previous)
-                directory.replace(target)  # fails if another process has put files there in the meantime
-            except BaseException:
-                if previous.exists():
-                    previous.replace(target)
-                raise
+        with lock_output(target):
+            staging, previous = (target.with_name(f".{target.name}.{state}") for state in ("partial", "replaced"))
+            shutil.rmtree(staging, ignore_errors=True)
+            if previous.exists() and _is_vacant(target):
+                previous.replace(target)
             shutil.rmtree(previous, ignore_errors=True)
-        created_parents = []
+            if not force and not _is_vacant(target):
+                raise PosEncError(f"The output directory {target} {NOT_EMPTY}")
+            try:
+                staging.mkdir()
+                yield staging
+                flush(staging)
+                _replace_directory(staging, target, previous if force else None)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         if is_out_of_space(error):
             raise PosEncError(f"No space left on the disk of {target}; nothing was written") from error
         raise PosEncError(f"Could not write {target}, and removed what had been written: {error}") from error
+
+
+def _replace_directory(new: Path, target: Path, previous: Path | None) -> None:
+    """Rename a directory; an existing one is moved to `previous`, and deleted once the new one is in its place."""
+    try:
+        if previous is not None and target.exists():
+            target.replace(previous)
+        new.replace(target)  # fails if another process has put files there in the meantime
+        fsync(target.parent)
+    except BaseException:
+        if previous is not None and previous.exists() and _is_vacant(target):
+            previous.replace(target)
+        raise
+    if previous is not None:
+        shutil.rmtree(previous, ignore_errors=True)
+
+
+def move_files(source: Path, target: Path, last: str) -> None:
+    """Move all files of a directory into another, and remove it.
+
+    The target may have some of the files already: if the process is killed, the same files can be moved again.
+
+    Args:
+        source: The directory to move files from, subdirectories included.
+        target: The directory to move them to.
+        last: The file to move last, which tells readers that all others are there.
+    """
+    flush(source)
+    names = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
+    for name in sorted(names, key=lambda name: name == last):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).replace(target / name)
+    shutil.rmtree(source)
+    fsync(target)
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a file completely or not at all: a full disk, or a kill, leaves what was there before.
+
+    Args:
+        path: The file; missing directories are created. Devices and pipes are written to, not replaced.
+        text: Its content.
+
+    Returns:
+        The path.
+
+    Raises:
+        PosEncError: If it cannot be written.
+    """
+    path, temporary = Path(path), None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced
+            path.write_text(text, encoding="utf-8", newline="")
+            return path
+        target = path.resolve()
+        temporary = target.with_name(temporary_name(target.name, os.getpid()))
+        temporary.write_text(text, encoding="utf-8", newline="")
+        fsync(temporary)
+        temporary.replace(target)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
+        raise PosEncError(f"Cannot write {path}: {error}") from error
     finally:
-        for parent in created_parents:
-            with suppress(OSError):  # not empty: another process uses it too
-                parent.rmdir()
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    return path
 
 
-def _flush(directory: Path) -> None:
-    """Flush files before the directory is renamed: a crash must not leave empty files under the final name."""
+def flush(directory: Path) -> None:
+    """Flush a directory and its files before it is renamed: a crash must not leave empty files under a final name."""
     for path in [*(path for path in directory.rglob("*") if path.is_file()), directory]:
         fsync(path)
 
@@ -144,7 +214,7 @@ def write_manifest(directory: Path) -> None:
     files = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
     entries = {name: {"size": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()}
     (directory / MANIFEST_FILE).write_text(json.dumps(entries, indent=1), encoding="utf-8")
-    _flush(directory)
+    flush(directory)
 
 
 def verify_manifest(directory: Path) -> str | None:

@@ -17,6 +17,7 @@ from transformers.utils import CONFIG_NAME, logging
 
 from ..errors import PosEncError
 from ..patches import find_architecture
+from ..patches.compat import set_checkpoint_name
 from ..validation import check_json_limits, truncate_repr
 from .files import COMPANION_FILES, TOKENIZER_FILES
 from .inspection import POOLER, check_base_weights
@@ -37,7 +38,8 @@ def load_model(
         source: A checkpoint directory or a Hub id. Only safetensors are read.
         auto_class: The Auto class to load it with, such as "AutoModelForCausalLM".
         revision: Branch, tag or commit of a Hub id.
-        **options: More arguments of `from_pretrained`, such as `dtype` or `position_scheme`.
+        **options: More arguments of `from_pretrained`, such as `dtype` or `position_scheme`. A new scheme records a Hub
+            id as the base model, as `from_pretrained` does.
 
     Returns:
         The model in eval mode, and the names of its weights that the checkpoint lacks; a missing pooler is normal.
@@ -50,6 +52,11 @@ def load_model(
     options |= {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
     with _load_errors(source), _errors_only():
         model, info = getattr(transformers, auto_class).from_pretrained(directory, **options)
+    if directory != Path(source).expanduser():  # a copy in the cache, which is not where it came from
+        if "position_scheme" in options:
+            model.config.record_base_model(source)
+        else:
+            set_checkpoint_name(model, str(source))
     return model.eval(), sorted(name for name in info["missing_keys"] if not name.startswith(POOLER))
 
 

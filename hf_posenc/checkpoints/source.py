@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -198,7 +197,7 @@ def find_checkpoint(
 ) -> Path:
     """The directory of a checkpoint. Of a Hub id, the files that match the patterns are downloaded first."""
     try:
-        directory = Path(os.path.expanduser(source))
+        directory = Path(source).expanduser()
         if directory.is_dir():
             return directory
         if directory.exists() or str(source).startswith((".", "/", "~")) or str(source).count("/") > 1:
@@ -206,7 +205,7 @@ def find_checkpoint(
         with translate_hub_errors(str(source)):
             files = list(patterns)
             return Path(snapshot_download(str(source), revision=revision, token=token, allow_patterns=files))
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: an unknown home directory
         raise PosEncError(f"{source} cannot be read: {error}") from error
 
 

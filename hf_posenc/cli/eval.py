@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated
@@ -62,7 +63,8 @@ def evaluate(
 
     Example: accelerate launch -m hf_posenc eval ./variant --data test.txt --metrics all --dtype bfloat16
     """
-    with exit_on_user_error():
+    with exit_on_user_error(), contextlib.ExitStack() as locks:
+        from ..checkpoints import lock_output
         from ..evaluation import METRICS, check_writable
         from ..evaluation import evaluate as run
         from ..plots.evaluation import save_evaluation_figures
@@ -74,6 +76,10 @@ def evaluate(
         if plots is not None:
             new_figure(1, 1)  # fails if matplotlib is missing
             check_writable(plots / "length_curve.png")
+        is_main_process = not int(os.environ.get("RANK", "0"))
+        for output in (csv, plots) if is_main_process else ():
+            if output is not None and (output.is_file() or output.is_dir() or not output.exists()):  # not a device
+                locks.enter_context(lock_output(output))
         if save_length_curve and (len(models) != 1 or not Path(models[0]).is_dir() or "perplexity" not in selected):
             raise PosEncError("--save-length-curve requires one model directory and the metric perplexity")
         options = {name: value for name, value in context.params.items() if name not in COMMAND_LINE_ONLY}
@@ -84,7 +90,7 @@ def evaluate(
         except ValueError as error:
             raise PosEncError(f"--passkey-depths and --shuffle-blocks must be numbers: {error}") from None
         report = run(**options, results_path=results)
-        if int(os.environ.get("RANK", "0")):
+        if not is_main_process:
             return  # only the main process reports
         if csv is not None:
             report.save_csv(csv)

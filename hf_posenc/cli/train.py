@@ -177,13 +177,18 @@ def parse_training_arguments(request: TrainRequest, context: typer.Context) -> T
     """TrainingArguments from our defaults, a config file's values and the command line, in this order."""
     from transformers import HfArgumentParser, TrainingArguments
 
+    from ..training import check_training_arguments
+
     values = {**DEFAULT_ARGUMENTS, "output_dir": context.params["output_dir"], **context.meta.get(_CONFIG_EXTRAS, {})}
     words: list[str] = []
     for name, value in values.items():
         words += [f"--{name}", *map(_to_text, value if isinstance(value, list) else [value])]
     words += context.args
     parser = HfArgumentParser(TrainingArguments, prog="hf-posenc train", usage="%(prog)s [options]", allow_abbrev=False)
-    arguments, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
+    try:
+        arguments, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
+    except (ValueError, TypeError, ImportError) as error:  # values that contradict each other, or this machine
+        raise PosEncError(f"The training arguments do not fit together: {error}") from error
     if unknown:
         names = [*_option_names(context), *(field.name for field in dataclasses.fields(TrainingArguments))]
         options = [f"--{name.replace('_', '-')}" for name in names]
@@ -193,6 +198,7 @@ def parse_training_arguments(request: TrainRequest, context: typer.Context) -> T
             f"Unknown option {' '.join(unknown)}.{hint} Expected one of the options in --help, or a field of "
             "transformers.TrainingArguments"
         )
+    check_training_arguments(arguments)
     given = {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     _apply_budget(request, arguments, context.params["passes"], given)
     return arguments

@@ -14,8 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import PosEncError
-from ..text_data import INPUT_IDS, load_text_dataset, select_text_column, translate_data_errors
-from ..validation import truncate_repr
+from ..text_data import INPUT_IDS, check_document, load_text_dataset, select_text_column, translate_data_errors
 from .results import EvaluationStopped
 
 TextData = str | Path | torch.Tensor | Sequence[str] | Sequence[Sequence[int]]
@@ -61,20 +60,11 @@ def _iter_documents(data: TextData, split: str, text_column: str | None) -> Iter
             if first_row is not None:
                 column = select_text_column(list(first_row), text_column)
                 for row in rows:
-                    yield _check_document(row.get(column), column)
+                    yield check_document(row.get(column), column)
     elif isinstance(data, torch.Tensor):
         yield from data if data.dim() == 2 else data[None]
     else:
         yield from data
-
-
-def _check_document(value: object, column: str) -> Document:
-    """Refuse rows that hold neither text nor token ids."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(type(token) is int and token >= 0 for token in value):
-        return value
-    raise PosEncError(f"Column {column!r} has a row with {truncate_repr(value)}; expected text, or a list of token ids")
 
 
 def text_hash(token_ids: torch.Tensor) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import io
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoints import LENGTH_CURVE_FILE
+from ..checkpoints import LENGTH_CURVE_FILE, temporary_name, write_text
 from ..errors import PosEncError
 from .results import (
     METRICS,
@@ -143,35 +142,21 @@ class EvaluationReport:
 
 
 def check_writable(path: str | Path) -> Path:
-    """Create the parent directory of a file, and fail early if the file cannot be written."""
+    """Create the parent directory of a file, and fail early if the file cannot be written.
+
+    The file itself is not created: if the process were killed, it would be left empty.
+    """
     path = Path(path)
     try:
-        is_new = not path.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a", encoding="utf-8").close()
-        if is_new:
-            path.unlink()
+        if path.exists():
+            path.open("a", encoding="utf-8").close()
+        else:
+            temporary = path.with_name(temporary_name(path.name, os.getpid()))
+            temporary.touch()
+            temporary.unlink()
     except OSError as error:
         raise PosEncError(f"Cannot write {path}: {error}") from error
-    return path
-
-
-def write_text(path: str | Path, text: str) -> Path:
-    """Write a file completely or not at all: a full disk leaves what was there before."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced
-            path.write_text(text, encoding="utf-8", newline="")
-            return path
-        temporary.write_text(text, encoding="utf-8", newline="")
-        temporary.replace(path.resolve())
-    except OSError as error:
-        raise PosEncError(f"Cannot write {path}: {error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
     return path
 
 

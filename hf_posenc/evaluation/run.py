@@ -12,12 +12,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..checkpoints import load_tokenizer
+from ..checkpoints import load_tokenizer, lock_output, write_text
 from ..errors import PosEncError
 from .data import TextData, load_token_ids, text_hash
 from .metrics import evaluate_order, evaluate_passkey, evaluate_perplexity, evaluate_similarity
 from .models import EvaluatedModel, Models, ModelSource, list_candidates
-from .report import EvaluationReport, check_writable, write_text
+from .report import EvaluationReport, check_writable
 from .results import METRICS, EvaluationStopped, Result, Stopped, from_json
 from .settings import DEFAULT_LENGTHS, EvaluationSettings, ProcessGroup, resolve_lengths
 
@@ -88,7 +88,6 @@ def evaluate(
     candidates = list_candidates(models, options.task, revision)
     configs = {candidate.name: candidate.config for candidate in candidates}
     num_tokens, base_length = resolve_lengths(lengths, configs, trained_length)
-    store = ResultStore(None if results_path is None else Path(results_path), group, restart)
     if isinstance(tokenizer, (str, Path)):
         source, tokenizer = tokenizer, load_tokenizer(tokenizer)
         if tokenizer is None:
@@ -96,6 +95,7 @@ def evaluate(
     read_tokens = partial(load_token_ids, data, max_tokens=options.max_tokens, split=split, text_column=text_column)
     results: dict[str, list[Result]] = {metric: [] for metric in selected}
     with contextlib.ExitStack() as stack:
+        store = ResultStore(None if results_path is None else Path(results_path), group, stack, restart)
         functions, identity = dict(METRIC_FUNCTIONS), {metric: options.for_metric(metric) for metric in selected}
         if "similarity" in selected:
             choices = candidates
@@ -137,9 +137,14 @@ def _evaluate_or_resume(
 
 
 class ResultStore:
-    """Results in a JSON file that is rewritten after each of them. Only the main process writes."""
+    """Results in a JSON file that is rewritten after each of them. Only the main process writes.
 
-    def __init__(self, path: Path | None, group: ProcessGroup, restart: bool = False) -> None:
+    The file is locked until `stack` is closed.
+    """
+
+    def __init__(
+        self, path: Path | None, group: ProcessGroup, stack: contextlib.ExitStack, restart: bool = False
+    ) -> None:
         if path is not None and path.is_dir():
             raise PosEncError(f"{path} is a directory: name a file for the results, such as {path / 'eval.json'}")
         self.path = path
@@ -148,6 +153,8 @@ class ResultStore:
         data = None
         if path is not None and self.is_writer:
             check_writable(path)
+            if not path.exists() or path.is_file():  # a device has no directory to lock it in
+                stack.enter_context(lock_output(path))
             data = path.read_bytes() if path.is_file() and not restart else None
         data = group.broadcast(data)
         if data is None:

@@ -16,6 +16,7 @@ from ..checkpoints import (
     RUN_STATE_FILE,
     Companions,
     check_links,
+    lock_output,
     read_config,
     read_config_fields,
     read_json_object,
@@ -99,12 +100,29 @@ def push_directory(
         What was committed.
 
     Raises:
-        PosEncError: If the directory is not a complete variant, or the Hub refuses the push.
+        PosEncError: If the directory is not a complete variant, another process writes it, or the Hub refuses the push.
 
     Example:
         >>> hf_posenc.push_directory("gpt2-rope", "me/gpt2-rope", private=True)
     """
     directory = Path(directory).expanduser()
+    if not directory.is_dir():
+        raise PosEncError(f"{directory} is not a directory; expected one that contains a variant")
+    with lock_output(directory):  # the card and the shim for remote code are written into it
+        return _push(directory, repo_id, private, revision, message, create_pr, base_model, force, token)
+
+
+def _push(
+    directory: Path,
+    repo_id: str,
+    private: bool | None,
+    revision: str | None,
+    message: str | None,
+    create_pr: bool,
+    base_model: str | None,
+    force: bool,
+    token: str | bool | None,
+) -> PushResult:
     config = _read_variant(directory)
     scheme = " + ".join(spec.name for spec in config.position_specs)
     message = message or f"Upload variant with position scheme {scheme}"

@@ -1,50 +1,28 @@
-"""What a training run is asked to do: the request, its recipe, and their record in the output directory."""
+"""What a training run is asked to do: the request, its recipe, and the stages of its training."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
-import shutil
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from transformers import TrainingArguments
 
-from ..checkpoints import (
-    COMPANION_FILES,
-    LENGTH_CURVE_FILE,
-    RECOVERY_FILE,
-    RUN_STATE_FILE,
-    list_checkpoints,
-    read_json_object,
-)
 from ..errors import PosEncError
 from ..patches import Architecture
 from ..schemes import Kind
 from ..spec import PositionScheme, parse_position_scheme
-from .checkpointing import STAGING_DIRECTORY
-from .data import SELF_GENERATED_FILE
 from .distillation import LossWeights
 from .position_collators import PositionSampling
 
 Trainable = Literal["all", "positions", "lora"]
-TEACHER_CACHE = "teacher_cache"
-"""The directory of the teacher's predictions, inside the output directory, until the run is finished."""
 SELF_GENERATED = "self"
 """The value of `data` for text sampled from the model itself."""
-RUN_FILES = (
-    *("config.json", "model*.safetensors", "model.safetensors.index.json", "training_args.json"),
-    *(*COMPANION_FILES, SELF_GENERATED_FILE, RECOVERY_FILE, LENGTH_CURVE_FILE),
+POSITIVE_ARGUMENTS = (
+    *("gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size"),
+    *("logging_steps", "save_steps", "eval_steps"),
 )
-"""Files that a run leaves in its output directory, and `--restart` deletes."""
-RESUME_ARGUMENTS = (
-    *("max_steps", "num_train_epochs", "learning_rate", "seed", "data_seed", "bf16", "fp16", "lr_scheduler_type"),
-    *("warmup_steps", "lr_scheduler_kwargs", "weight_decay", "max_grad_norm", "optim", "adam_beta1", "adam_beta2"),
-    *("adam_epsilon", "label_smoothing_factor"),
-)
-"""TrainingArguments that must not change on resuming, besides the rows per step over all devices."""
 DEFAULT_FIT_RATIO = 0.1
 
 
@@ -240,65 +218,13 @@ def is_sharded(arguments: TrainingArguments) -> bool:
     return bool(by_launcher or arguments.fsdp or arguments.deepspeed)
 
 
-class RunState:
-    """The record of a run in run.json: its arguments, a fingerprint of its data, and whether it has finished."""
-
-    def __init__(self, directory: Path, request: TrainRequest, arguments: TrainingArguments, restart: bool) -> None:
-        """Raises PosEncError if the directory holds something else, a different run, or a finished one."""
-        self.path = directory / RUN_STATE_FILE
-        recorded = {name: getattr(arguments, name) for name in RESUME_ARGUMENTS}
-        recorded["rows_per_step"] = rows_per_step(arguments)
-        values = {"request": dataclasses.asdict(request), "arguments": recorded}
-        self.values: dict[str, Any] = json.loads(json.dumps(values, default=str))
-        self._previous: dict[str, Any] = {}
-        if not self.path.is_file():
-            if list_checkpoints(directory) or (directory / "config.json").exists():
-                raise PosEncError(f"{directory} is not empty and holds no training run: choose another --output-dir")
-        elif not restart:
-            self._previous = read_json_object(self.path)
-        if "dataset" in self._previous:  # else it never started to train
-            self._refuse_changes("request")
-            self._refuse_changes("arguments")
-        if self._previous.get("finished"):
-            raise PosEncError(
-                f"{directory} holds a finished run: load it with from_pretrained, choose another --output-dir, or "
-                "start over with --restart"
-            )
-
-    @property
-    def measured(self) -> dict[str, dict[str, float]]:
-        """What was measured before the run was interrupted."""
-        return self._previous.get("measured", {})
-
-    def set_dataset(self, fingerprint: dict[str, Any]) -> None:
-        """Record the fingerprint of the rows. Raises PosEncError if they have changed since the run was started."""
-        self.values["dataset"] = fingerprint
-        if "dataset" in self._previous:
-            self._refuse_changes("dataset")
-
-    def _refuse_changes(self, section: str) -> None:
-        before, now = self._previous.get(section, {}), self.values[section]
-        changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-        if changed:
-            changes = "; ".join(f"{key} was {before.get(key)!r} and is now {now.get(key)!r}" for key in changed)
-            raise PosEncError(
-                f"{self.path.parent} holds a different run: {changes}. Rerun with the same arguments to resume it, "
-                "choose another --output-dir, or start over with --restart"
-            )
-
-    def save(self, **values: Any) -> None:
-        """Write run.json, with further values."""
-        self.values |= {"finished": False, **values}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".new")
-        temporary.write_text(json.dumps(self.values, indent=1), encoding="utf-8")
-        temporary.replace(self.path)
-
-    def clear(self) -> None:
-        """Delete everything that the run has written but run.json, which marks the directory as a run's."""
-        directory = self.path.parent
-        self.save()
-        for path in {path for pattern in RUN_FILES for path in directory.glob(pattern) if path.is_file()}:
-            path.unlink()
-        for checkpoint in (*list_checkpoints(directory), directory / STAGING_DIRECTORY, directory / TEACHER_CACHE):
-            shutil.rmtree(checkpoint, ignore_errors=True)
+def check_training_arguments(arguments: TrainingArguments) -> None:
+    """Refuse numbers that no training can have. Raises PosEncError with the name of the option."""
+    for name in POSITIVE_ARGUMENTS:
+        value = getattr(arguments, name, None)
+        if value is not None and not 0 < value < math.inf:
+            raise PosEncError(f"--{name.replace('_', '-')} must be above 0, got {value!r}")
+    if arguments.max_steps <= 0 and not 0 < arguments.num_train_epochs < math.inf:
+        raise PosEncError(f"--num-train-epochs must be above 0, got {arguments.num_train_epochs!r}")
+    if not 0 <= arguments.learning_rate < math.inf:
+        raise PosEncError(f"--learning-rate must be a number that is at least 0, got {arguments.learning_rate!r}")

@@ -10,22 +10,17 @@ private methods.
 from __future__ import annotations
 
 import json
-import random
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import state_dict as sharded
-from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
@@ -40,6 +35,7 @@ from ..checkpoints import (
 )
 from ..errors import PosEncError
 from .optimizer import merge_adapters
+from .state_files import get_rng_state, read_state, set_rng_state, write_state
 
 logger = logging.get_logger(__name__)
 STAGING_DIRECTORY = ".unfinished"
@@ -48,6 +44,18 @@ TRAINABLE_FILE = "trainable.safetensors"
 """The parameters that are trained next to frozen ones. The model's file has the adapters merged into its weights."""
 GATHERED = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True)
 """Gather the state of a model that FSDP2 has sharded; all processes must do so."""
+
+
+class _TrainingComplete(Exception):
+    """There is nothing left to train."""
+
+
+class _CompletionCheck(TrainerCallback):
+    """Stops a run that resumes from its last checkpoint, where `Trainer` would run one more step."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:
+            raise _TrainingComplete
 
 
 class CheckpointingTrainer(Trainer):
@@ -120,7 +128,14 @@ class CheckpointingTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> TrainOutput:
         if resume_from_checkpoint and self.is_fsdp_enabled:  # before the weights are sharded
             self._load_weights(resume_from_checkpoint)
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        self.add_callback(_CompletionCheck)
+        try:
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        except _TrainingComplete:
+            output = self._finalize_training(None, 0, time.time())
+            return TrainOutput(output.global_step, _mean_loss(self.state), output.metrics)
+        finally:
+            self.remove_callback(_CompletionCheck)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if not self.is_fsdp_enabled:
@@ -215,6 +230,16 @@ class CheckpointingTrainer(Trainer):
         )
 
 
+def _mean_loss(state: TrainerState) -> float:
+    """The mean of the losses that were logged, each of which is a mean over the steps since the one before."""
+    total, last_step = 0.0, 0
+    for logs in state.log_history:
+        if "loss" in logs:
+            total += logs["loss"] * (logs["step"] - last_step)
+            last_step = logs["step"]
+    return total / max(last_step, 1)
+
+
 def last_valid_checkpoint(directory: Path) -> Path | None:
     """The newest checkpoint that matches its manifest; logs a warning for each that does not."""
     for checkpoint in list_checkpoints(directory):
@@ -257,51 +282,3 @@ def translate_disk_full(directory: Path) -> Iterator[None]:
 def _describe_last_checkpoint(directory: Path) -> str:
     checkpoints = list_checkpoints(directory)
     return f"the last checkpoint is {checkpoints[0]}" if checkpoints else "there is no checkpoint yet"
-
-
-def write_state(state: object, path: Path) -> None:
-    """Write nested dicts, lists, tuples, tensors and plain values as a safetensors file with a JSON header."""
-    leaves, structure = tree_flatten(state)
-    tensors = {str(index): leaf for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-    values = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    # safetensors refuses tensors that share memory
-    copies = {index: tensor.detach().cpu().contiguous().clone() for index, tensor in tensors.items()}
-    save_file(copies, path, metadata={"structure": treespec_dumps(structure), "values": json.dumps(values)})
-
-
-def read_state(path: Path) -> Any:
-    """Read what `write_state` wrote."""
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        leaves = json.loads(metadata["values"])
-        for index in file.keys():  # noqa: SIM118
-            leaves[int(index)] = file.get_tensor(index)
-    return tree_unflatten(leaves, treespec_loads(metadata["structure"]))
-
-
-def get_rng_state() -> dict[str, Any]:
-    """The state of all random number generators that training uses."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    device_module = _device_module()
-    return {
-        "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(keys), *rest),
-        "cpu": torch.get_rng_state(),
-        "device": device_module.get_rng_state() if device_module is not None else None,
-    }
-
-
-def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore the state that `get_rng_state` returned."""
-    random.setstate(state["python"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy(), *rest))
-    torch.set_rng_state(state["cpu"])
-    device_module = _device_module()
-    if state["device"] is not None and device_module is not None:
-        device_module.set_rng_state(state["device"])
-
-
-def _device_module() -> ModuleType | None:
-    """torch's module for the accelerator in use, such as torch.cuda."""
-    return torch.get_device_module() if torch.accelerator.is_available() else None

@@ -24,7 +24,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ..errors import PosEncError
 from ..patches import max_positions
-from ..text_data import INPUT_IDS, select_text_column
+from ..text_data import INPUT_IDS, check_document, select_text_column
+from ..validation import truncate_repr
 from .objectives import Labels, Objective
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class RowBuilder:
     labels: Labels | None = None
     first_position: int = 0
     """What the model's `position_ids` call position 0."""
+    vocab_size: int | None = None
+    """The model's number of tokens; data with other token ids is refused."""
 
     def build(self, documents: Dataset | IterableDataset) -> Dataset | IterableDataset:
         """The rows of a dataset of documents, streamed or not."""
@@ -78,26 +81,46 @@ class RowBuilder:
         def pack(batch: Columns, indices: list[int]) -> Columns:
             if indices[0] == 0:  # a stream that starts over
                 remainder.clear()
-            documents = [document for document in batch[column] if document]
+            documents = self._documents(batch, column)
             if column != INPUT_IDS and documents:
                 assert self.tokenizer is not None
                 end = self.tokenizer.eos_token_id
                 documents = self.tokenizer(documents, verbose=False, return_attention_mask=False)[INPUT_IDS]
                 documents = [ids if end is None or ids[-1:] == [end] else [*ids, end] for ids in documents]
+            self._check_ids(documents)
             rows, remainder[:] = pack_documents([*remainder, *documents], self.length)
             return rows
 
         return pack
 
+    def _documents(self, batch: Columns, column: str) -> list[Any]:
+        """The texts of a column, or the token ids of the column that is named after them, without empty rows."""
+        documents = [document for document in batch[column] if document not in (None, "", [])]
+        expected = list if column == INPUT_IDS else str
+        for document in documents:
+            if not isinstance(check_document(document, column), expected):
+                form = f"token ids in the column {INPUT_IDS!r}, and text in others"
+                raise PosEncError(f"Column {column!r} has a row with {truncate_repr(document)}; expected {form}")
+        return documents
+
+    def _check_ids(self, documents: list[list[int]]) -> None:
+        largest = max((max(ids) for ids in documents if ids), default=0)
+        if self.vocab_size is not None and largest >= self.vocab_size:
+            raise PosEncError(
+                f"The text contains token id {largest}, but the model has a vocabulary of {self.vocab_size}: does the "
+                "tokenizer belong to the model?"
+            )
+
     def _segment_rows(self, batch: Columns, column: str) -> Columns:
         """Documents cut to the row length, each segment with its own special tokens."""
-        texts = [text for text in batch[column] if text]
+        texts = self._documents(batch, column)
         if column == INPUT_IDS or not texts:
             segments = [ids[at : at + self.length] for ids in texts for at in range(0, len(ids), self.length)]
         else:
             assert self.tokenizer is not None
             options = {"truncation": True, "max_length": self.length, "return_overflowing_tokens": True}
             segments = list(self.tokenizer(texts, return_attention_mask=False, **options)[INPUT_IDS])
+        self._check_ids(segments)
         if self.packing:
             assert self.tokenizer is not None
             return pack_segments(segments, self.length, self.tokenizer.pad_token_id, self.first_position)
@@ -107,7 +130,9 @@ class RowBuilder:
         assert self.labels is not None
         assert self.tokenizer is not None
         texts = [text or "" for text in batch[column]]
+        self._documents({column: texts}, column)
         rows = dict(self.tokenizer(texts, truncation=True, max_length=self.length))
+        self._check_ids(rows[INPUT_IDS])
         return {**rows, "labels": [self.labels.class_id(label) for label in batch[self.label_column]]}
 
 

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
-from ..checkpoints import read_config, read_shards
+from ..checkpoints import load_model, load_tokenizer, read_config, read_shards
 from ..config import VariantConfig
 from ..errors import PosEncError, SequenceLengthError
 from ..patches import ARCHITECTURES, base_models, max_positions, plan_schemes, refuse, with_scheme
-from ..text_data import load_text_dataset
-from ..validation import truncate_repr
+from ..text_data import load_text_dataset, translate_data_errors
 from .arguments import SELF_GENERATED, Stage, TrainRequest, is_sharded, rows_per_step
 from .data import RowBuilder, concatenate_stages, self_generated_dataset
 from .distillation import Teacher
@@ -69,13 +67,14 @@ class RunBuilder:
         self.labels: Labels | None = None
         if self.objective is Objective.CLASSIFICATION:
             documents = load_text_dataset(request.data, request.split, request.streaming)
-            self.labels = Labels.find(self.config, documents, request.label_column)
+            with translate_data_errors(request.data):
+                self.labels = Labels.find(self.config, documents, request.label_column)
         columns = (request.text_column, request.label_column)
         model_type = getattr(self.config, "stock_class", self.config).model_type
         first = ARCHITECTURES[model_type].first_position(self.config)
+        rest = (*columns, self.labels, first, getattr(self.config, "vocab_size", None))
         self.row_builders = [
-            RowBuilder(self.tokenizer, stage.length, self.objective, self.packing, *columns, self.labels, first)
-            for stage in stages
+            RowBuilder(self.tokenizer, stage.length, self.objective, self.packing, *rest) for stage in stages
         ]
         self.data_collator = self.objective.data_collator(self.tokenizer, self.packing, request.mlm_probability)
         self.train_collator = self._position_collator(first)
@@ -113,13 +112,13 @@ class RunBuilder:
         """None if the model has no tokenizer and needs none, because it generates its own text."""
         request = self.request
         try:
-            tokenizer = AutoTokenizer.from_pretrained(request.model, revision=request.revision, trust_remote_code=False)
-            problem = "the directory has no tokenizer files"
-        except Exception as error:  # damaged or missing files raise all kinds of errors
-            tokenizer, problem = None, truncate_repr(error)
+            tokenizer, problem = load_tokenizer(request.model, request.revision), "it has no tokenizer files"
+        except PosEncError as error:
+            tokenizer, problem = None, str(error)
         # Without any files, transformers builds a tokenizer that knows special tokens only.
         if tokenizer is None or len(tokenizer) <= len(tokenizer.all_special_ids):
             if request.data == SELF_GENERATED and request.eval_data is None:
+                logger.warning(f"The variant will have no tokenizer: cannot load one from {request.model} ({problem})")
                 return None
             raise PosEncError(
                 f"Cannot load a tokenizer from {request.model}: {problem}. Save the model's tokenizer there"
@@ -128,18 +127,14 @@ class RunBuilder:
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
         return tokenizer
 
-    def _load_model(self, source: str, revision: str | None = None, **options: Any) -> Any:
-        """`from_pretrained` of the objective's Auto class, from safetensors only and without remote code."""
-        if Path(source).expanduser().is_dir():
-            read_shards(Path(source).expanduser())
+    def _load_model(
+        self, source: str, revision: str | None = None, **options: Any
+    ) -> tuple[PreTrainedModel, list[str]]:
+        """Load a checkpoint with the objective's head, and the labels of the run; see `load_model`."""
         if self.labels is not None:
             names = self.labels.names
             options |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
-        options |= {"revision": revision, "use_safetensors": True, "trust_remote_code": False}
-        try:
-            return getattr(transformers, AUTO_CLASSES[self.objective]).from_pretrained(source, **options)
-        except OSError as error:
-            raise PosEncError(f"Cannot load {source}: {error}. Only safetensors weights are supported") from error
+        return load_model(source, AUTO_CLASSES[self.objective], revision, **options)
 
     def _load_teacher(self) -> Teacher | None:
         """The model to distill from: the stock model, or the one that the request names."""
@@ -152,7 +147,7 @@ class RunBuilder:
         if self.packing and self.objective is not Objective.CAUSAL and is_stock:
             # A stock encoder does not separate packed documents; with its own table as a scheme it does.
             options["position_scheme"] = "learned"
-        model, loading_info = self._load_model(source, revision, output_loading_info=True, **options)
+        model, missing = self._load_model(source, revision, **options)
         weights = request.recipe.loss_weights
         for name, weight, option in (
             ("vocab_size", self.objective.predicts_tokens and weights.kl, "--kl-loss-weight"),
@@ -168,7 +163,7 @@ class RunBuilder:
         special_tokens = SpecialTokens()
         if self.objective is not Objective.CAUSAL and self.tokenizer is not None:
             special_tokens = SpecialTokens(self.tokenizer.cls_token_id, self.tokenizer.sep_token_id)
-        return Teacher(model, bool(loading_info["missing_keys"]), special_tokens)
+        return Teacher(model, bool(missing), special_tokens)
 
     def _check_teacher(self) -> None:
         has_no_head = self.objective is Objective.FEATURE_EXTRACTION
@@ -192,7 +187,7 @@ class RunBuilder:
         """The rows to train on."""
         request, step_rows = self.request, rows_per_step(self.arguments)
         if request.data == SELF_GENERATED:
-            model = self.teacher.model if self.teacher else self._load_model(request.model, request.revision)
+            model = self.teacher.model if self.teacher else self._load_model(request.model, request.revision)[0]
             num_rows = max(self.arguments.max_steps, 0) * step_rows or MAX_SELF_GENERATED_ROWS
             documents = self_generated_dataset(
                 model.to(self.arguments.device),
@@ -203,7 +198,8 @@ class RunBuilder:
             )
         else:
             documents = load_text_dataset(request.data, request.split, request.streaming)
-        datasets = [builder.build(documents) for builder in self.row_builders]
+        with translate_data_errors(request.data):
+            datasets = [builder.build(documents) for builder in self.row_builders]
         if len(datasets) == 1:
             return _limit_tokens(datasets[0], request.tokens, self.stages[0].length)
         self.arguments.train_sampling_strategy = "sequential"  # the rows are shuffled within each stage
@@ -214,7 +210,9 @@ class RunBuilder:
         """The rows to evaluate on, of the last stage's length."""
         if self.request.eval_data is None:
             return None
-        return self.row_builders[-1].build(load_text_dataset(self.request.eval_data, self.request.eval_split))
+        documents = load_text_dataset(self.request.eval_data, self.request.eval_split)
+        with translate_data_errors(self.request.eval_data):
+            return self.row_builders[-1].build(documents)
 
     def build_student(
         self, rows: Dataset | IterableDataset, warm_start: bool, measure: Callable[[str, PreTrainedModel], None]
@@ -225,7 +223,9 @@ class RunBuilder:
         """
         request = self.request
         options = {} if request.scheme is None else {"position_scheme": request.scheme}
-        model = self._load_model(request.model, request.revision, dtype=self._student_dtype(), **options)
+        model, missing = self._load_model(request.model, request.revision, dtype=self._student_dtype(), **options)
+        if missing:
+            logger.warning(f"{request.model} has no weights for {', '.join(missing)}: they start at random")
         widen_trained_parameters(model)
         if self.labels is not None and self.tokenizer is not None:
             # Decoders classify by the last token that is not padding.
@@ -236,7 +236,7 @@ class RunBuilder:
             check_reads_positions(model, self.train_collator)
         if request.scheme is None or not warm_start or not request.recipe.starts_from_stock_model:
             return model
-        stock_model = self._stock_model or self._load_model(request.model, request.revision)
+        stock_model = self._stock_model or self._load_model(request.model, request.revision)[0]
         model.to(self.arguments.device)
         measure("swapped", model)
         fits = self.objective is not Objective.CLASSIFICATION

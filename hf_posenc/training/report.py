@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel, Trainer
 
-from ..checkpoints import RECOVERY_FILE
+from ..checkpoints import RECOVERY_FILE, write_text
 from .objectives import AUTO_CLASSES, Objective, compute_accuracy
 from .trainer import RecoveryTrainer, with_perplexity
 
@@ -101,7 +101,7 @@ class RecoveryReport:
         """Write recovery.json: the metrics of the trained model, those of the other stages, and further values."""
         others = {stage: metrics for stage, metrics in self.stages.items() if stage != "trained" and metrics}
         recovery = {**self.stages.get("trained", {}), **others, **values}
-        (directory / RECOVERY_FILE).write_text(json.dumps(recovery, indent=1), encoding="utf-8")
+        write_text(directory / RECOVERY_FILE, json.dumps(recovery, indent=1))
 
 
 def format_recovery(recovery: Mapping[str, Any], directory: Path, objective: str | None = None) -> str:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, TrainingArguments, set_seed
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_utils import TrainOutput
 
-from ..checkpoints import list_checkpoints
+from ..checkpoints import list_checkpoints, lock_output, move_files
 from ..errors import PosEncError
-from .arguments import TEACHER_CACHE, RunState, TrainRequest, parse_train_length, rows_per_step
+from ..text_data import translate_data_errors
+from .arguments import Stage, TrainRequest, check_training_arguments, parse_train_length, rows_per_step
 from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
 from .data import dataset_fingerprint
 from .factories import RunBuilder
 from .objectives import Objective, compute_accuracy
 from .optimizer import add_lora, head_names, train_positions_only
 from .report import RecoveryReport
+from .run_state import TEACHER_CACHE, RunState
 from .teacher_cache import TeacherCache
 from .trainer import RecoveryTrainer
 
@@ -38,8 +43,8 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
         The directory of the variant, for `AutoModel.from_pretrained`.
 
     Raises:
-        PosEncError: If the arguments contradict each other or an earlier run in the same directory, the disk is full,
-            or the training diverges.
+        PosEncError: If the arguments contradict each other or an earlier run in the same directory, another process
+            writes to it, the disk is full, or the training diverges.
 
     Example:
         >>> request = TrainRequest("gpt2", data="text.txt", train_length="512", scheme="alibi")
@@ -52,13 +57,25 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
         if source is not None and Path(source).resolve() in run_directories:
             raise PosEncError(f"{source} is inside --output-dir {directory} and would be overwritten: choose another")
     _check_report_to(arguments)
+    check_training_arguments(arguments)
     stages = parse_train_length(request.train_length, arguments.max_steps)
     if stages[0].steps is not None:
         arguments.max_steps = sum(stage.steps or 0 for stage in stages)
+    with contextlib.ExitStack() as stack:
+        with arguments.main_process_first(desc="locking the output directory"):
+            if arguments.process_index == 0:
+                stack.enter_context(lock_output(directory))
+                _check_output_dir(directory)
+        return _train(request, arguments, stages, directory, restart)
+
+
+def _train(
+    request: TrainRequest, arguments: TrainingArguments, stages: list[Stage], directory: Path, restart: bool
+) -> Path:
     state = RunState(directory, request, arguments, restart)
     with translate_disk_full(directory):
         with arguments.main_process_first(desc="clearing the output directory"):
-            if restart and arguments.process_index == 0:
+            if state.needs_clearing and arguments.process_index == 0:
                 state.clear()
         builder = RunBuilder(request, arguments, stages)
         checkpoint = last_valid_checkpoint(directory)
@@ -67,16 +84,31 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
         if arguments.should_save:
             shutil.rmtree(directory / STAGING_DIRECTORY, ignore_errors=True)
             state.save(measured=report.stages)
-        output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with translate_data_errors(request.data, in_training=True):
+            output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         report.measure_trained(trainer)
         _save_variant(trainer, builder)
         if arguments.should_save:
-            spent = _tokens_and_time(trainer, builder, state)
+            spent = _tokens_and_time(trainer, output, builder, state)
             report.write(directory, **spent)
-            shutil.rmtree(directory / TEACHER_CACHE, ignore_errors=True)
             state.save(finished=True, steps=output.global_step, train_loss=output.training_loss, **spent)
+            # Not earlier: a run that is killed before it has finished resumes with the same predictions.
+            shutil.rmtree(directory / TEACHER_CACHE, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
     return directory
+
+
+def _check_output_dir(directory: Path) -> None:
+    """Fail before anything is loaded if the directory cannot be written."""
+    try:
+        is_new = not directory.exists()
+        directory.mkdir(exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+        if is_new:
+            directory.rmdir()
+    except OSError as error:
+        raise PosEncError(f"Cannot write to --output-dir {directory}: {error}") from error
 
 
 def _check_report_to(arguments: TrainingArguments) -> None:
@@ -91,7 +123,8 @@ def _check_report_to(arguments: TrainingArguments) -> None:
 def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport, warm_start: bool) -> RecoveryTrainer:
     request, arguments, recipe, teacher = builder.request, builder.arguments, builder.request.recipe, builder.teacher
     rows = builder.build_rows()
-    state.set_dataset(dataset_fingerprint(rows))
+    with translate_data_errors(request.data):
+        state.set_dataset(dataset_fingerprint(rows))
     model = builder.build_student(rows, warm_start, report.measure)
     _choose_parameters(model, request, builder.objective)
     weights = recipe.loss_weights
@@ -142,19 +175,20 @@ def _choose_parameters(model: PreTrainedModel, request: TrainRequest, objective:
             model.get_submodule(name).requires_grad_(True)
 
 
-def _tokens_and_time(trainer: RecoveryTrainer, builder: RunBuilder, state: RunState) -> dict[str, Any]:
+def _tokens_and_time(
+    trainer: RecoveryTrainer, output: TrainOutput, builder: RunBuilder, state: RunState
+) -> dict[str, Any]:
     """How many tokens the run had and saw, and how long it took since it was started or resumed."""
     unique = state.values["dataset"]["num_tokens"]
     if unique is None:
         seen = trainer.state.global_step * rows_per_step(trainer.args) * builder.stages[0].length
     else:
         seen = round(unique * (trainer.state.epoch or 0))
-    seconds = next(logs["train_runtime"] for logs in reversed(trainer.state.log_history) if "train_runtime" in logs)
-    return {"tokens_unique": unique, "tokens_seen": seen, "train_seconds": seconds}
+    return {"tokens_unique": unique, "tokens_seen": seen, "train_seconds": output.metrics["train_runtime"]}
 
 
 def _save_variant(trainer: RecoveryTrainer, builder: RunBuilder) -> None:
-    """Save to a staging directory first, in the dtype of the original checkpoint; config.json is moved last."""
+    """Save to a staging directory first, in the dtype of the original checkpoint, and then move the files."""
     trainer.check_finite_weights()
     config, directory = builder.config, Path(trainer.args.output_dir)
     trainer.model.config.use_cache = getattr(config, "use_cache", False)  # Trainer turns it off
@@ -169,6 +203,4 @@ def _save_variant(trainer: RecoveryTrainer, builder: RunBuilder) -> None:
         raise
     trainer.accelerator.wait_for_everyone()
     if trainer.args.should_save:
-        for path in sorted(staging.iterdir(), key=lambda path: path.name == "config.json"):
-            path.replace(directory / path.name)
-        staging.rmdir()
+        move_files(staging, directory, last="config.json")

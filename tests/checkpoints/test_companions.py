@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -84,6 +85,37 @@ def test_links_within_a_cached_repository_are_followed(tmp_path: Path) -> None:
     (source / "vocab.json").symlink_to(tmp_path / "secret")
     with pytest.raises(PosEncError, match=r"vocab\.json is a link to"):
         hf_posenc.convert_checkpoint(source, "rope", tmp_path / "again")
+
+
+POOLING, TANH = "sentence_transformers.models.Pooling", "torch.nn.modules.activation.Tanh"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "is_refused"),
+    [
+        ("modules.json", [{"idx": 0, "path": "", "type": POOLING}], False),
+        ("modules.json", [{"idx": 0, "path": "", "type": POOLING}, {"type": "trap.Trap"}], True),
+        ("modules.json", [{"type": "sentence_transformers_trap.Trap"}], True),
+        ("modules.json", [{"type": None}], True),
+        ("modules.json", {"type": POOLING}, True),
+        ("modules.json", ["x"], True),
+        ("2_Dense/config.json", {"in_features": 32, "activation_function": TANH}, False),
+        ("2_Dense/config.json", {"in_features": 32, "activation_function": "os.abort"}, True),
+        ("2_Dense/config.json", {"activation_function": "torch.hub.load"}, True),
+    ],
+)
+def test_foreign_modules_of_sentence_transformers(
+    name: str, content: Any, is_refused: bool, source: Path, tmp_path: Path
+) -> None:
+    (source / name).parent.mkdir(exist_ok=True)
+    (source / name).write_text(json.dumps(content))
+    if is_refused:
+        with pytest.raises(PosEncError, match=f"{name}.* remove"):
+            hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    else:
+        hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
+        assert json.loads((tmp_path / "out" / name).read_text()) == content
 
 
 def test_damaged_companion_is_named(source: Path, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_copies_sentence_transformers_files(tmp_path: Path) -> None:
     (source / "1_Pooling").mkdir()
     names = ["modules.json", "config_sentence_transformers.json", "1_Pooling/config.json"]
     for name in names:
-        (source / name).write_text("{}")
+        (source / name).write_text("[]" if name == "modules.json" else "{}")
     (source / "1_Pooling" / "pytorch_model.bin").write_text("x")
     hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
     assert [name for name in names if not (tmp_path / "out" / name).is_file()] == []

@@ -27,7 +27,7 @@ STEPS = [
     (convert, "_rewrite"),
     (convert, "save_file"),
     (shutil, "copyfile"),
-    (files, "_flush"),
+    (files, "flush"),
     (Path, "replace"),
 ]
 FAILURES = {
@@ -271,14 +271,14 @@ def test_writes_through_a_symbolic_link(target: str, tmp_path: Path) -> None:
 
 
 def test_keeps_files_that_another_process_writes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, flush = save_stock(tmp_path / "source"), files._flush
+    source, flush = save_stock(tmp_path / "source"), files.flush
 
     def flush_and_write(directory: Path) -> None:
         flush(directory)
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "theirs").write_text("x")
 
-    monkeypatch.setattr(files, "_flush", flush_and_write)
+    monkeypatch.setattr(files, "flush", flush_and_write)
     with pytest.raises(PosEncError, match="Could not write"):
         hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["theirs"]

@@ -78,7 +78,9 @@ def test_hostile_checkpoints_are_refused(name: str, checkpoint: Path, tmp_path: 
     HOSTILE[name](checkpoint, created)
     evaluation = ["--data", text, "--lengths", "12", "--no-progress"]
     good = word_level.saved("gpt2", tmp_path / "good")
+    training = ["--scheme", "alibi", "--data", text, "--train-length", "8", "--max-steps", "1", "--use-cpu"]
     for command in (
+        ["train", "--model", str(checkpoint), *training, "--output-dir", str(tmp_path / "out"), "--report-to", "none"],
         ["eval", str(checkpoint), *evaluation],
         ["eval", str(good), *evaluation, "--metrics", "similarity", "--reference", str(checkpoint)],
         ["plot", "attention-by-distance", "--model", str(checkpoint), "--data", text, "--json"],
@@ -101,7 +103,10 @@ def test_other_files_next_to_the_weights_are_not_run(kind: str, checkpoint: Path
     (checkpoint / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(created)))
     name_code(checkpoint, created, "config.json", auto_map={"AutoModelForCausalLM": "trap.Trap"})
     text = str(tmp_path / "text.txt")
+    training = ["--data", text, "--train-length", "8", "--max-steps", "1", "--use-cpu", "--recipe", "naive"]
+    training += ["--scheme", "alibi"] if kind == "stock" else []
     for command in (
+        ["train", "--model", str(checkpoint), *training, "--output-dir", str(tmp_path / "out"), "--report-to", "none"],
         ["eval", str(checkpoint), "--data", text, "--lengths", "12", "--no-progress"],
         ["plot", "attention-by-distance", "--model", str(checkpoint), "--data", text, "--json"],
         ["plot", "token-clusters", "--model", str(checkpoint), "--length", "12", "--json"],

@@ -14,15 +14,9 @@ import torch
 from hf_posenc.checkpoints import RUN_STATE_FILE, verify_manifest, write_manifest
 from hf_posenc.errors import PosEncError
 from hf_posenc.training import TrainRequest
-from hf_posenc.training.arguments import RunState
-from hf_posenc.training.checkpointing import (
-    get_rng_state,
-    last_valid_checkpoint,
-    read_state,
-    rotate_checkpoints,
-    set_rng_state,
-    write_state,
-)
+from hf_posenc.training.checkpointing import last_valid_checkpoint, rotate_checkpoints
+from hf_posenc.training.run_state import RunState
+from hf_posenc.training.state_files import get_rng_state, read_state, set_rng_state, write_state
 from tests.support.training_fixtures import settings
 
 
@@ -163,3 +157,27 @@ def test_only_directories_of_runs_are_cleared(tmp_path: Path) -> None:
     (tmp_path / RUN_STATE_FILE).write_text("{")
     with pytest.raises(PosEncError, match="run.json is not a valid JSON file"):
         run_state(tmp_path)
+
+
+def test_a_run_killed_while_clearing_is_cleared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would resume from a checkpoint of the earlier run."""
+    first = run_state(tmp_path)
+    first.set_dataset({"num_rows": 3})
+    first.save(measured={"swapped": {"eval_loss": 1.0}})
+    (tmp_path / "checkpoint-3").mkdir()
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    restarted = run_state(tmp_path, restart=True, learning_rate=0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_posenc.training.run_state.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            restarted.clear()
+    assert (tmp_path / "checkpoint-3").is_dir()
+    again = run_state(tmp_path, learning_rate=0.2)
+    assert again.needs_clearing
+    assert not again.measured
+    again.clear()
+    assert [path.name for path in tmp_path.iterdir()] == [RUN_STATE_FILE]
+    assert not run_state(tmp_path, learning_rate=0.2).needs_clearing
