@@ -26,6 +26,7 @@ from hf_posenc.attention import (
     Projections,
     ProjectionsDone,
     apply_rotation,
+    keep_length_for_masks,
     self_attention_cache,
 )
 from hf_posenc.errors import PosEncError
@@ -143,9 +144,12 @@ class PosEncAttention(nn.Module):
         if posenc is None:
             raise PosEncError(f"{type(self).__name__} was called without positions; call the model, not the layer")
         layer = self.layer_schemes(posenc)
-        if layer.rotate and self.cache_argument is not None:
+        if self.cache_argument is not None:
             cache = self_attention_cache(kwargs.get(self.cache_argument))
-            kwargs[self.cache_argument] = RotatingCache(cache, layer)
+            if posenc.backend == "flex_attention":
+                keep_length_for_masks(cache, self.layer_idx)
+            if layer.rotate:
+                kwargs[self.cache_argument] = RotatingCache(cache, layer)
         angles = kwargs.get("position_embeddings")
         if angles is not None:
             kwargs["position_embeddings"] = self._angles(angles, layer)

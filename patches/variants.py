@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.attention import ResolvedPositions, annotate_caches, check_backend, resolve_positions, token_like
@@ -83,6 +84,21 @@ class PosEncModel(ModelHooks):
 
     def check_attn_implementation(self, attn_implementation: str | None) -> None:
         check_backend(attn_implementation, self.config.position_specs)
+
+    def continue_through_padding(self, position_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Let padding after the tokens of a row keep the last position, so that new tokens continue the prompt.
+
+        The stock positions of padding are 0, so that the tokens after a right-padded prompt would start again at 1.
+        """
+        if attention_mask is None or attention_mask.shape != position_ids.shape:
+            return position_ids
+        return torch.where(attention_mask.bool(), position_ids, position_ids.cummax(-1).values)
+
+    def create_masks_for_generate(self, **inputs: Any) -> Any:
+        """The masks that `generate` prepares for static caches; for flex_attention, the forward prepares them."""
+        if attn_implementation(self.config) == "flex_attention":  # generate() cannot pass on block masks
+            return inputs["attention_mask"]
+        return getattr(super(), "create_masks_for_generate", create_masks_for_generate)(**inputs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cache import annotate_caches, self_attention_cache
+from .cache import annotate_caches, keep_length_for_masks, self_attention_cache
 from .dense import materialize
 from .dispatch import AttentionPath, DispatchKey, MaskKind, select_path
 from .function import (
@@ -32,6 +32,7 @@ __all__ = [
     "annotate_caches",
     "apply_rotation",
     "check_backend",
+    "keep_length_for_masks",
     "materialize",
     "resolve_positions",
     "scale_content",
