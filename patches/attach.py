@@ -42,6 +42,8 @@ class SchemeState:
     """Whether the scheme adds that table instead of the architecture, because another scheme makes order matter."""
     replaced: dict[str, nn.Module] | None = None
     """By path, the stock modules that `retrofit` replaced; None if the model was built with its schemes."""
+    replaced_configs: list[Any] = dataclasses.field(default_factory=list)
+    """The `ReplacedConfig` of each config that `retrofit` replaced."""
     loaded_from: str = ""
     """The checkpoint that the stock model said it was loaded from."""
 

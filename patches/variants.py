@@ -16,7 +16,14 @@ from torch import nn
 from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_posenc.attention import ResolvedPositions, annotate_caches, check_backend, resolve_positions, token_like
+from hf_posenc.attention import (
+    ResolvedPositions,
+    annotate_caches,
+    check_backend,
+    check_direction,
+    resolve_positions,
+    token_like,
+)
 from hf_posenc.config import SchemeOrigin, VariantConfig, variant_config_class
 from hf_posenc.errors import PosEncError
 from hf_posenc.schemes import is_tracing
@@ -144,6 +151,7 @@ class PosEncBaseModel(PosEncModel):
                 f"config.position_scheme is {config.position_scheme!r}, but the model was built with "
                 f"{state.position_scheme!r}. Change a live model with hf_posenc.restore and hf_posenc.retrofit"
             )
+        causal = self._is_causal(inputs)
         schemes, embedding = list(self.position_scheme), self.get_input_embeddings()
         if state.at_embedding and inputs.get("inputs_embeds") is None:
             inputs["inputs_embeds"] = embedding(inputs.pop("input_ids"))
@@ -155,7 +163,7 @@ class PosEncBaseModel(PosEncModel):
             inputs,
             dtype=embedding.weight.dtype if inputs_embeds is None else inputs_embeds.dtype,
             backend=attn_implementation(config),
-            causal=state.causal,
+            causal=causal,
             tracing=tracing,
             needs=state.needs,
             schemes=schemes,
@@ -175,6 +183,19 @@ class PosEncBaseModel(PosEncModel):
             position_ids = torch.cat([position_ids.expand_as(rotary_positions[:1]), rotary_positions])
         inputs.update(position_ids=position_ids, attention_mask=resolved.attention_mask, posenc=positions)
         return resolved
+
+
+    def _is_causal(self: Any, inputs: dict[str, Any]) -> bool:
+        """Whether this pass is causal: transformers lets a call, or a later change of the config, decide.
+
+        Rotations and input embeddings do not depend on it; terms of the scores and values do.
+        """
+        state: SchemeState = self.posenc
+        asked = inputs.get("is_causal")
+        asked = self.architecture.is_causal(self.config) if asked is None else bool(asked)
+        if any(seams["score"] or seams["value"] for seams in state.active):
+            check_direction(asked, state.causal)
+        return asked
 
 
 def _split_position_axes(inputs: dict[str, Any], num_axes: int) -> torch.Tensor | None:

@@ -12,6 +12,7 @@ from .function import (
     ProjectionsDone,
     apply_rotation,
     check_backend,
+    check_direction,
     scale_content,
     score_terms,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "annotate_caches",
     "apply_rotation",
     "check_backend",
+    "check_direction",
     "keep_length_for_masks",
     "materialize",
     "resolve_positions",

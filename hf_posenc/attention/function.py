@@ -119,6 +119,8 @@ def posenc_attention_forward(
     if kwargs.get("cache") is not None:
         raise PosEncError("hf_posenc does not support continuous batching (paged caches); use generate()")
     positions, backend = posenc.positions, posenc.positions.backend
+    if attention_mask is None:
+        check_direction(module.is_causal if kwargs.get("is_causal") is None else kwargs["is_causal"], positions.causal)
     stock: Callable[..., AttentionOutput] = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
     unrotated_query = query
     if posenc.rotate:
@@ -168,8 +170,7 @@ def _prepare_call(
         dtype = torch.get_autocast_dtype(device)  # narrows what a float32 rotation, or a cache of such keys, widened
     if not query.dtype == key.dtype == value.dtype == dtype:
         unrotated_query, query, key, value = (states.to(dtype) for states in (unrotated_query, query, key, value))
-    is_causal = kwargs.get("is_causal")
-    causal = (module.is_causal if is_causal is None else is_causal) and query.shape[2] > 1 and attention_mask is None
+    causal = positions.causal and query.shape[2] > 1 and attention_mask is None
     scaling = kwargs.pop("scaling", None) or query.shape[-1] ** -0.5
     content = Content(
         unrotated_query,
@@ -210,6 +211,15 @@ PATHS: dict[AttentionPath, Callable[[AttentionCall], AttentionOutput]] = {
     AttentionPath.DENSE_BIAS: dense_bias_attention,
     AttentionPath.DENSE_WEIGHTS: dense_attention,
 }
+
+
+def check_direction(asked: bool, causal: bool) -> None:
+    """Raise PosEncError if attention is asked to be causal, or not to be, against what the schemes were built for."""
+    if bool(asked) != causal:
+        raise PosEncError(
+            f"The model was built with is_causal={causal}, and its position scheme depends on that, but its attention "
+            f"is asked for is_causal={bool(asked)}: set it in the config before you build or load the model"
+        )
 
 
 def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
