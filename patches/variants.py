@@ -33,6 +33,7 @@ from .architecture import Architecture
 from .attach import SchemeState, attach, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
 from .attention_modules import CLASS_MODULE
 from .compat import ModelHooks, attn_implementation, checkpoint_name, set_checkpoint_name
+from .pickling import PickledByStockClass
 
 FLATTENED = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
 """Inputs with an axis for choices (double heads) are flattened, which stock models do for token ids only."""
@@ -54,8 +55,10 @@ class ConfigAttribute:
         vars(model)["config"] = config
 
 
-class PosEncModel(ModelHooks):
+class PosEncModel(PickledByStockClass, ModelHooks):
     """Shared by the variant classes of all architectures and heads. Mixed in before the stock class."""
+
+    kind = "model"
 
     architecture: ClassVar[Architecture]
     stock_class: ClassVar[type[PreTrainedModel]]
