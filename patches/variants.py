@@ -187,7 +187,6 @@ class PosEncBaseModel(PosEncModel):
         inputs.update(position_ids=position_ids, attention_mask=resolved.attention_mask, posenc=positions)
         return resolved
 
-
     def _is_causal(self: Any, inputs: dict[str, Any]) -> bool:
         """Whether this pass is causal: transformers lets a call, or a later change of the config, decide.
 

@@ -214,6 +214,9 @@ def _apply_budget(request: TrainRequest, arguments: TrainingArguments, passes: i
 
 def _hub_repo(arguments: TrainingArguments) -> str | None:
     """The repository for --push-to-hub. The token is checked before training."""
+    from ..training import check_hub_arguments
+
+    check_hub_arguments(arguments)
     if not arguments.push_to_hub:
         return None
     from huggingface_hub import HfApi

@@ -1,5 +1,6 @@
 """Recover a model's quality after its position encoding has changed: warm start, distillation, training runs."""
 
+from .argument_checks import check_hub_arguments
 from .arguments import RECIPES, Recipe, TrainRequest, parse_train_length, resolve_fit_ratio, rows_per_step
 from .budget import budget_arguments, default_learning_rate
 from .closed_form import closed_form_start
@@ -18,4 +19,4 @@ __all__ = ["RECIPES", "Recipe", "TrainRequest", "budget_arguments", "default_lea
 __all__ += ["LossWeights", "RecoveryTrainer", "Teacher", "TeacherCache", "TeacherOutput", "record_hidden_states"]
 __all__ += ["FitResult", "absorb_table_mean", "closed_form_start", "fit", "format_recovery", "generate_text"]
 __all__ += ["infer_objective", "parameter_groups", "parse_train_length", "resolve_fit_ratio", "rows_per_step"]
-__all__ += ["train_positions_only", "transformer_layers"]
+__all__ += ["check_hub_arguments", "train_positions_only", "transformer_layers"]

@@ -13,6 +13,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from ..checkpoints import list_checkpoints
 from ..errors import PosEncError
+from .argument_checks import check_training_arguments
 from .arguments import TEACHER_CACHE, RunState, TrainRequest, parse_train_length, rows_per_step
 from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
 from .data import dataset_fingerprint
@@ -55,6 +56,7 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
     stages = parse_train_length(request.train_length, arguments.max_steps)
     if stages[0].steps is not None:
         arguments.max_steps = sum(stage.steps or 0 for stage in stages)
+    check_training_arguments(request, arguments, stages)
     state = RunState(directory, request, arguments, restart)
     with translate_disk_full(directory):
         with arguments.main_process_first(desc="clearing the output directory"):
