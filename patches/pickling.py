@@ -44,7 +44,7 @@ def new_module(kind: str, stock_class: type, model_type: str | None) -> Any:
     from .variants import variant_class
 
     if model_type is None:
-        generated: type = (cross_attention_class if kind == "cross_attention" else layer_class)(stock_class)
+        generated: Any = (cross_attention_class if kind == "cross_attention" else layer_class)(stock_class)
         return generated.__new__(generated)
     if model_type not in ARCHITECTURES:
         raise PosEncError(unknown_variant(f"PosEnc{stock_class.__name__}"))

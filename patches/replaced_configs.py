@@ -29,7 +29,7 @@ class ReplacedConfig:
         self.remembered = copy.deepcopy(vars(self.variant))
 
     def changed_back(self) -> Any:
-        """The original object, with what was changed in the variant's since: the size of the vocabulary, for example."""
+        """The original object, with what was changed in the variant's since, such as the size of the vocabulary."""
         self.variant.become_stock()
         now = vars(self.variant)
         for name, value in now.items():

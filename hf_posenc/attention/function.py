@@ -223,8 +223,11 @@ def check_direction(asked: bool, causal: bool) -> None:
 
 
 def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
-    """Raise PosEncError if a backend cannot add the terms of a scheme, or scheme spec, and would drop them."""
-    if backend is None:
+    """Raise PosEncError if a backend cannot add the terms of a scheme, or scheme spec, and would drop them.
+
+    A name that means nothing to transformers is left to its own error.
+    """
+    if backend is None or (backend.isidentifier() and not _is_known(backend)):
         return
     for seam, backends in (("score", SCORE_BACKENDS), ("value", VALUE_BACKENDS)):
         names = [scheme.name for scheme in schemes if backend not in backends and scheme.acts_at(seam)]
@@ -233,6 +236,11 @@ def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
                 f"attn_implementation={backend!r} cannot add the {seam} term of position scheme {names[0]!r} and would "
                 f"drop it; use one of {list(backends)}"
             )
+
+
+def _is_known(backend: str) -> bool:
+    is_flash = is_flash_attention_requested(requested_attention_implementation=backend)
+    return is_flash or backend in ALL_ATTENTION_FUNCTIONS.valid_keys()
 
 
 def _with_stock_config(module: Any) -> Any:

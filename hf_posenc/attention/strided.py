@@ -53,8 +53,10 @@ def _attend_to_span(
     for first, end in query_spans if start < stop else ():  # a row may be all padding
         if first < end:
             causal = call.positions.causal and first == start and end - first > 1
-            part = {"query": query[:, :, first:end], "key": key, "value": value}
-            unpadded = dataclasses.replace(call, **part, attention_mask=None, causal=causal)
+            queries = query[:, :, first:end]
+            unpadded = dataclasses.replace(
+                call, query=queries, key=key, value=value, attention_mask=None, causal=causal
+            )
             outputs.append(_attend(unpadded, values_HL[:, length - end + start : length - 1 + stop - first]))
     output_BQHD = torch.cat(outputs, dim=1) if outputs else value.new_zeros(len(rows), 0, *query.shape[1::2])
     return nn.functional.pad(output_BQHD, (0, 0, 0, 0, length - output_BQHD.shape[1], 0))

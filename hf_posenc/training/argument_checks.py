@@ -79,8 +79,8 @@ def _is_set(arguments: TrainingArguments, name: str) -> bool:
     field = next((field for field in dataclasses.fields(arguments) if field.name == name), None)
     if field is None:
         return False
-    has_factory = field.default_factory is not dataclasses.MISSING
-    default = field.default_factory() if has_factory else field.default  # type: ignore[misc]
+    factory = field.default_factory
+    default = field.default if factory is dataclasses.MISSING else factory()
     return getattr(arguments, name) not in (None, default)
 
 
