@@ -8,8 +8,8 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 OLDEST := 5.4.0
 MEASURED := hf_posenc/schemes/*,hf_posenc/attention/*,patches/*
 
-.PHONY: help install test test-all test-reliability test-compat coverage lint format check package docs docs-serve \
-	reference census figures demo bench bench-quick bench-recovery clean
+.PHONY: help install test test-all test-reliability test-compat test-upstream coverage lint format check package \
+	docs docs-serve reference census figures demo bench bench-quick bench-recovery clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,12 @@ $(VENV)-oldest/.installed: pyproject.toml $(CONSTRAINTS)
 	$(VENV)-oldest/bin/python -m pip install --quiet --requirement $(CONSTRAINTS)
 	$(VENV)-oldest/bin/python $(PIP_INSTALL) '.[test]' transformers==$(OLDEST)
 	touch $@
+
+# SUITE is a checkout of https://github.com/huggingface/transformers of about the installed release, and
+# UPSTREAM="--models gpt2 bert --schemes alibi t5" runs a part.
+test-upstream: install  ## run transformers' own model tests on variants and compare with stock; takes hours
+	$(BIN)/python $(PIP_INSTALL) '.[upstream]'
+	$(BIN)/python -m scripts.upstream $(SUITE) $(UPSTREAM)
 
 coverage: install  ## measure line coverage of the fast tests; fails below 90% in schemes, attention and patches
 	$(PYTEST) -n $(WORKERS) --cov --cov-report=term

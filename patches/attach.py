@@ -42,6 +42,8 @@ class SchemeState:
     """Whether the scheme adds that table instead of the architecture, because another scheme makes order matter."""
     replaced: dict[str, nn.Module] | None = None
     """By path, the stock modules that `retrofit` replaced; None if the model was built with its schemes."""
+    replaced_configs: list[Any] = dataclasses.field(default_factory=list)
+    """The `ReplacedConfig` of each config that `retrofit` replaced."""
     loaded_from: str = ""
     """The checkpoint that the stock model said it was loaded from."""
 
@@ -202,10 +204,14 @@ def init_live_weights(plan: SchemePlan, embedding: torch.Tensor, training: bool)
 
 
 def ignored_keys(base: nn.Module, architecture: Architecture) -> tuple[set[str], set[str]]:
-    """Patterns of keys that a stock checkpoint lacks, and of those it has too many, for a new scheme."""
-    missing = unexpected = {r"(^|\.)position_scheme\."}
+    """Patterns of keys that a stock checkpoint lacks, and of those it has too many, for a new scheme.
+
+    Scheme parameters are not among the latter: a checkpoint that has some was trained with another scheme.
+    """
+    missing: set[str] = {r"(^|\.)position_scheme\."}
+    unexpected: set[str] = set()
     if architecture.table and isinstance(base.get_submodule(architecture.table), NullEmbedding):
-        unexpected = unexpected | {rf"(^|\.){architecture.table.replace('.', '[.]')}[.]weight$"}
+        unexpected = {rf"(^|\.){architecture.table.replace('.', '[.]')}[.]weight$"}
     return missing, unexpected
 
 

@@ -27,6 +27,7 @@ from hf_posenc.attention import (
     Projections,
     ProjectionsDone,
     apply_rotation,
+    keep_length_for_masks,
     self_attention_cache,
 )
 from hf_posenc.errors import PosEncError
@@ -35,9 +36,10 @@ from hf_posenc.schemes.base import STOCK_ROTATION
 
 from .architecture import Architecture
 from .compat import AttentionConfig, find_process_rank
+from .pickling import PickledByStockClass
 
 CLASS_MODULE = "hf_posenc.models"
-"""Where pickle looks the classes up."""
+"""Where the classes are found by name."""
 SEAMS = ("rotate", "score", "content_scale", "value", STOCK_ROTATION)
 """In the order of `LayerSchemes`."""
 CACHE_ARGUMENTS = ("past_key_values", "past_key_value", "layer_past")
@@ -67,8 +69,10 @@ class CacheWithPositions(NamedTuple):
     positions: Positions | None
 
 
-class PosEncAttention(nn.Module):
+class PosEncAttention(PickledByStockClass, nn.Module):
     """Mixed in before a stock self-attention class. Its only state is the scheme parameters of its layer."""
+
+    kind = "attention"
 
     architecture: ClassVar[Architecture]
     stock_class: ClassVar[type[nn.Module]]
@@ -152,9 +156,12 @@ class PosEncAttention(nn.Module):
         if posenc is None:
             raise PosEncError(f"{type(self).__name__} was called without positions; call the model, not the layer")
         layer = self.layer_schemes(posenc)
-        if layer.rotate and self.cache_argument is not None:
+        if self.cache_argument is not None:
             cache = self_attention_cache(kwargs.get(self.cache_argument))
-            kwargs[self.cache_argument] = RotatingCache(cache, layer)
+            if posenc.backend == "flex_attention":
+                keep_length_for_masks(cache, self.layer_idx)
+            if layer.rotate:
+                kwargs[self.cache_argument] = RotatingCache(cache, layer)
         angles = kwargs.get("position_embeddings")
         if angles is not None:
             kwargs["position_embeddings"] = self._angles(angles, layer)
@@ -170,15 +177,19 @@ class PosEncAttention(nn.Module):
         return torch.ones_like(cos), torch.zeros_like(sin)
 
 
-class PosEncCrossAttention(nn.Module):
+class PosEncCrossAttention(PickledByStockClass, nn.Module):
     """Mixed in before a stock cross-attention class: layers pass positions to it, which act in self-attention only."""
+
+    kind = "cross_attention"
 
     def forward(self, *args: Any, posenc: object = None, **kwargs: Any) -> Any:
         return super().forward(*args, **kwargs)
 
 
-class PosEncLayer(nn.Module):
+class PosEncLayer(PickledByStockClass, nn.Module):
     """Mixed in before a stock layer that does not pass its keyword arguments on to attention."""
+
+    kind = "layer"
 
     def forward(
         self, *args: Any, posenc: Positions | None = None, past_key_values: Cache | None = None, **kwargs: Any

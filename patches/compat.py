@@ -69,6 +69,10 @@ class ModelHooks:
         """Refuse a backend that the schemes cannot run on."""
         raise AssertionError("overridden")
 
+    def continue_through_padding(self, position_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Positions of a prompt for `generate`, which continues them from the last slot of each row."""
+        raise AssertionError("overridden")
+
     def upload_saved_files(self, directory: Path, *args: Any, **kwargs: Any) -> Any:
         """Upload the files that `push_to_hub` saved."""
         raise AssertionError("overridden")
@@ -97,6 +101,14 @@ class ModelHooks:
     def _check_and_adjust_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
         self.check_attn_implementation(attn_implementation)
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)  # type: ignore[misc]
+
+    def _prepare_position_ids_for_generation(
+        self, inputs_tensor: torch.Tensor, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Explicit positions of a prompt, which `generate` continues from the last slot of each row."""
+        prepare = super()._prepare_position_ids_for_generation  # type: ignore[misc]
+        position_ids: torch.Tensor = prepare(inputs_tensor, model_kwargs, *args, **kwargs)
+        return self.continue_through_padding(position_ids, model_kwargs.get("attention_mask"))
 
     def _upload_modified_files(
         self, working_dir: Any, repo_id: str, files_timestamps: dict[str, float], *args: Any, **kwargs: Any

@@ -10,7 +10,6 @@ from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_posenc.config import VariantConfig
 from hf_posenc.errors import PosEncError
 from hf_posenc.spec import PositionScheme, parse_position_scheme
 
@@ -18,6 +17,8 @@ from .architecture import Architecture
 from .attach import attach, detach, init_live_weights, plan_schemes, with_scheme
 from .compat import checkpoint_name, set_checkpoint_name, swap_class, was_loaded
 from .families import find_architecture
+from .replaced_configs import replace_configs, restore_configs
+from .rollback import unchanged_on_error
 from .saving import install_save_guard
 from .tensor_parallel import share_scheme_weights
 from .unsupported import refuse
@@ -106,26 +107,32 @@ def retrofit(model: Model, position_scheme: PositionScheme) -> Model:
     for base in bases:
         _check_base(base, architecture)
     plans = [plan_schemes(architecture, with_scheme(base.config, position_scheme)) for base in bases]
-    configs = _copy_configs(model, architecture.config_class, position_scheme)
     loaded_from = checkpoint_name(model.config)
-    if was_loaded(model):
-        for config in configs:
-            config.record_base_model(loaded_from)
-    # It is no longer the checkpoint it was loaded from: an adapter that names it would be loaded onto a stock model.
-    set_checkpoint_name(model, "")
-    for base, plan in zip(bases, plans, strict=True):
-        init_live_weights(plan, base.get_input_embeddings().weight, base.training)
-        plan.state.replaced = attach(base, architecture, plan)
-        share_scheme_weights(base)
-        plan.state.loaded_from = loaded_from
-    for module in model.modules():
-        if isinstance(module, architecture.family):
-            swap_class(module, variant_class(architecture, type(module)))
+    with unchanged_on_error(model):
+        replaced_configs = replace_configs(model, architecture.config_class, position_scheme)
+        if was_loaded(model):
+            for replaced in replaced_configs:
+                replaced.variant.record_base_model(loaded_from)
+        # It is no longer the checkpoint it was loaded from: an adapter that names it would be loaded onto a stock one.
+        set_checkpoint_name(model, "")
+        for replaced in replaced_configs:
+            replaced.remember()
+        for base, plan in zip(bases, plans, strict=True):
+            init_live_weights(plan, base.get_input_embeddings().weight, base.training)
+            plan.state.replaced = attach(base, architecture, plan)
+            share_scheme_weights(base)
+            plan.state.replaced_configs = replaced_configs
+            plan.state.loaded_from = loaded_from
+        for module in model.modules():
+            if isinstance(module, architecture.family):
+                swap_class(module, variant_class(architecture, type(module)))
     return model
 
 
 def restore(model: Model) -> Model:
     """Undo `retrofit`: the stock model is back, bit for bit, with whatever its other weights have become.
+
+    It has its original config object again, with the changes that were made to the variant's since.
 
     Args:
         model: A model that `retrofit` changed.
@@ -144,15 +151,15 @@ def restore(model: Model) -> Model:
             "The model was built with its position scheme, not changed by retrofit(), so the stock modules are gone; "
             "load the stock checkpoint instead"
         )
-    loaded_from = bases[0].posenc.loaded_from
-    for base in bases:
-        detach(base, model.architecture)
-    for module in model.modules():
-        if isinstance(module, PosEncModel):
-            swap_class(module, module.stock_class)
-    for config in _configs_of(model, VariantConfig):
-        config.become_stock()
-    set_checkpoint_name(model, loaded_from)
+    loaded_from, replaced_configs = bases[0].posenc.loaded_from, bases[0].posenc.replaced_configs
+    with unchanged_on_error(model):
+        for base in bases:
+            detach(base, model.architecture)
+        for module in model.modules():
+            if isinstance(module, PosEncModel):
+                swap_class(module, module.stock_class)
+        restore_configs(model, replaced_configs)
+        set_checkpoint_name(model, loaded_from)
     return model
 
 
@@ -204,26 +211,3 @@ def _check_base(base: Any, architecture: Architecture) -> None:
                 f"A hook has replaced the forward of {type(module).__name__} (device maps and some kernel patches do "
                 "this), so the scheme could not act; use from_pretrained(..., position_scheme=...) instead"
             )
-
-
-def _configs_of(model: nn.Module, config_class: type) -> list[Any]:
-    """The configs of a class that modules of the model hold, each once."""
-    configs = [getattr(module, "config", None) for module in model.modules()]
-    return list({id(config): config for config in configs if isinstance(config, config_class)}.values())
-
-
-def _copy_configs(model: nn.Module, config_class: type, position_scheme: PositionScheme) -> list[Any]:
-    """Give the model copies of its configs that name the scheme: other models may share the originals.
-
-    A composite model nests the configs of its parts in its own; they are replaced there as well.
-    """
-    copies = {id(config): with_scheme(config, position_scheme) for config in _configs_of(model, config_class)}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if id(config) in copies:
-            module.config = copies[id(config)]
-        elif isinstance(config, PreTrainedConfig):
-            for name, nested in list(vars(config).items()):
-                if id(nested) in copies:
-                    setattr(config, name, copies[id(nested)])
-    return list(copies.values())

@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.attention import (
     ResolvedPositions,
     annotate_caches,
     check_backend,
+    check_direction,
     check_sequence_parallel,
     resolve_positions,
     token_like,
@@ -32,6 +34,7 @@ from .architecture import Architecture
 from .attach import SchemeState, attach, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
 from .attention_modules import CLASS_MODULE
 from .compat import ModelHooks, attn_implementation, checkpoint_name, set_checkpoint_name
+from .pickling import PickledByStockClass
 from .tensor_parallel import share_scheme_weights
 
 FLATTENED = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
@@ -54,8 +57,10 @@ class ConfigAttribute:
         vars(model)["config"] = config
 
 
-class PosEncModel(ModelHooks):
+class PosEncModel(PickledByStockClass, ModelHooks):
     """Shared by the variant classes of all architectures and heads. Mixed in before the stock class."""
+
+    kind = "model"
 
     architecture: ClassVar[Architecture]
     stock_class: ClassVar[type[PreTrainedModel]]
@@ -95,6 +100,21 @@ class PosEncModel(ModelHooks):
 
     def check_attn_implementation(self, attn_implementation: str | None) -> None:
         check_backend(attn_implementation, self.config.position_specs)
+
+    def continue_through_padding(self, position_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Let padding after the tokens of a row keep the last position, so that new tokens continue the prompt.
+
+        The stock positions of padding are 0, so that the tokens after a right-padded prompt would start again at 1.
+        """
+        if attention_mask is None or attention_mask.shape != position_ids.shape:
+            return position_ids
+        return torch.where(attention_mask.bool(), position_ids, position_ids.cummax(-1).values)
+
+    def create_masks_for_generate(self, **inputs: Any) -> Any:
+        """The masks that `generate` prepares for static caches; for flex_attention, the forward prepares them."""
+        if attn_implementation(self.config) == "flex_attention":  # generate() cannot pass on block masks
+            return inputs["attention_mask"]
+        return getattr(super(), "create_masks_for_generate", create_masks_for_generate)(**inputs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
@@ -140,6 +160,7 @@ class PosEncBaseModel(PosEncModel):
                 f"config.position_scheme is {config.position_scheme!r}, but the model was built with "
                 f"{state.position_scheme!r}. Change a live model with hf_posenc.restore and hf_posenc.retrofit"
             )
+        causal = self._is_causal(inputs)
         schemes, embedding = list(self.position_scheme), self.get_input_embeddings()
         if state.at_embedding and inputs.get("inputs_embeds") is None:
             inputs["inputs_embeds"] = embedding(inputs.pop("input_ids"))
@@ -152,7 +173,7 @@ class PosEncBaseModel(PosEncModel):
             inputs,
             dtype=embedding.weight.dtype if inputs_embeds is None else inputs_embeds.dtype,
             backend=attn_implementation(config),
-            causal=state.causal,
+            causal=causal,
             tracing=tracing,
             needs=state.needs,
             schemes=schemes,
@@ -173,6 +194,18 @@ class PosEncBaseModel(PosEncModel):
             position_ids = torch.cat([position_ids.expand_as(rotary_positions[:1]), rotary_positions])
         inputs.update(position_ids=position_ids, attention_mask=resolved.attention_mask, posenc=positions)
         return resolved
+
+    def _is_causal(self: Any, inputs: dict[str, Any]) -> bool:
+        """Whether this pass is causal: transformers lets a call, or a later change of the config, decide.
+
+        Rotations and input embeddings do not depend on it; terms of the scores and values do.
+        """
+        state: SchemeState = self.posenc
+        asked = inputs.get("is_causal")
+        asked = self.architecture.is_causal(self.config) if asked is None else bool(asked)
+        if any(seams["score"] or seams["value"] for seams in state.active):
+            check_direction(asked, state.causal)
+        return asked
 
 
 def _split_position_axes(inputs: dict[str, Any], num_axes: int) -> torch.Tensor | None:

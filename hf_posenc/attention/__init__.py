@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cache import annotate_caches, self_attention_cache
+from .cache import annotate_caches, keep_length_for_masks, self_attention_cache
 from .dense import materialize
 from .dispatch import AttentionPath, DispatchKey, MaskKind, select_path
 from .function import (
@@ -12,6 +12,7 @@ from .function import (
     ProjectionsDone,
     apply_rotation,
     check_backend,
+    check_direction,
     scale_content,
     score_terms,
 )
@@ -36,9 +37,11 @@ __all__ = [
     "apply_rotation",
     "broadcast_parameters",
     "check_backend",
+    "check_direction",
     "check_sequence_parallel",
     "document_starts",
     "find_local_heads",
+    "keep_length_for_masks",
     "materialize",
     "resolve_positions",
     "scale_content",

@@ -88,6 +88,19 @@ def static_cache_length(cache: Cache) -> int | None:
     return static[0].max_cache_len if static else None
 
 
+def keep_length_for_masks(cache: Cache | None, layer: int) -> None:
+    """Before a layer of a static cache is updated: let the update count in a tensor of its own.
+
+    A static cache advances its length in place before attention runs. The masks of flex_attention read the length when
+    they are evaluated, so they would show keys of slots that are still empty.
+    """
+    layers = () if cache is None else cache.layers
+    if layer < len(layers) and isinstance(layers[layer], StaticLayer):
+        length = getattr(layers[layer], "cumulative_length", None)
+        if isinstance(length, torch.Tensor):
+            layers[layer].cumulative_length = length.clone()
+
+
 def check_no_static_window(cache: Cache | None) -> None:
     """Refuse a static cache of sliding windows: keys move between its slots, so their positions are unknown."""
     if cache is not None and any(isinstance(layer, StaticLayer) and layer.is_sliding for layer in cache.layers):

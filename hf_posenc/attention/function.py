@@ -153,6 +153,8 @@ def posenc_attention_forward(
     if kwargs.get("cache") is not None:
         raise PosEncError("hf_posenc does not support continuous batching (paged caches); use generate()")
     positions, backend = posenc.positions, posenc.positions.backend
+    if attention_mask is None:
+        check_direction(module.is_causal if kwargs.get("is_causal") is None else kwargs["is_causal"], positions.causal)
     stock: Callable[..., AttentionOutput] = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
     unrotated_query = query
     if posenc.rotate:
@@ -206,8 +208,7 @@ def _prepare_call(
         dtype = torch.get_autocast_dtype(device)  # narrows what a float32 rotation, or a cache of such keys, widened
     if not query.dtype == key.dtype == value.dtype == dtype:
         unrotated_query, query, key, value = (states.to(dtype) for states in (unrotated_query, query, key, value))
-    is_causal = kwargs.get("is_causal")
-    causal = (module.is_causal if is_causal is None else is_causal) and query.shape[2] > 1 and attention_mask is None
+    causal = positions.causal and query.shape[2] > 1 and attention_mask is None
     scaling = kwargs.pop("scaling", None) or query.shape[-1] ** -0.5
     local_heads = find_local_heads(module, query, key, [active.scheme for active in (*posenc.score, *posenc.value)])
     content = Content(
@@ -252,9 +253,21 @@ PATHS: dict[AttentionPath, Callable[[AttentionCall], AttentionOutput]] = {
 }
 
 
+def check_direction(asked: bool, causal: bool) -> None:
+    """Raise PosEncError if attention is asked to be causal, or not to be, against what the schemes were built for."""
+    if bool(asked) != causal:
+        raise PosEncError(
+            f"The model was built with is_causal={causal}, and its position scheme depends on that, but its attention "
+            f"is asked for is_causal={bool(asked)}: set it in the config before you build or load the model"
+        )
+
+
 def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
-    """Raise PosEncError if a backend cannot add the terms of a scheme, or scheme spec, and would drop them."""
-    if backend is None:
+    """Raise PosEncError if a backend cannot add the terms of a scheme, or scheme spec, and would drop them.
+
+    A name that means nothing to transformers is left to its own error.
+    """
+    if backend is None or (backend.isidentifier() and not _is_known(backend)):
         return
     for seam, backends in (("score", SCORE_BACKENDS), ("value", VALUE_BACKENDS)):
         names = [scheme.name for scheme in schemes if backend not in backends and scheme.acts_at(seam)]
@@ -263,6 +276,11 @@ def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
                 f"attn_implementation={backend!r} cannot add the {seam} term of position scheme {names[0]!r} and would "
                 f"drop it; use one of {list(backends)}"
             )
+
+
+def _is_known(backend: str) -> bool:
+    is_flash = is_flash_attention_requested(requested_attention_implementation=backend)
+    return is_flash or backend in ALL_ATTENTION_FUNCTIONS.valid_keys()
 
 
 def _with_stock_config(module: Any) -> Any:

@@ -77,7 +77,11 @@ def visible_pairs(attention_mask: AttentionMask, causal: bool, query: torch.Tens
 def classify_positions(
     positions_BQ: torch.Tensor, slots_BQ: torch.Tensor, real_BQ: torch.Tensor | None
 ) -> tuple[PositionOrder, bool]:
-    """The order of explicit positions, and whether they equal the slots up to a shift per row (padding aside)."""
+    """The order of explicit positions, and whether they equal the slots up to a shift per row.
+
+    Padding does not matter for the order. For the slots, only that before the first token does not: its queries see
+    nothing, while the output at the end of a right-padded prompt is read by `generate`.
+    """
     if positions_BQ.shape[-1] == 1:
         return PositionOrder.CONTIGUOUS, True
     if is_tracing():
@@ -86,21 +90,24 @@ def classify_positions(
         real_BQ = torch.ones_like(positions_BQ, dtype=torch.bool)
     positions_BQ, real_BQ = torch.broadcast_tensors(positions_BQ, real_BQ)  # either may have one row for the batch
 
-    def is_constant(shift_BQ: torch.Tensor) -> torch.Tensor:
-        limits = torch.iinfo(shift_BQ.dtype)
-        low = shift_BQ.masked_fill(~real_BQ, limits.max).amin(-1)
-        high = shift_BQ.masked_fill(~real_BQ, limits.min).amax(-1)
-        return ((low >= high) | ~real_BQ.any(-1)).all()
-
+    counts_BQ = real_BQ.cumsum(-1)
     flags = [
-        is_constant(positions_BQ - slots_BQ),
-        is_constant(positions_BQ - real_BQ.cumsum(-1)),
+        _is_constant(positions_BQ - slots_BQ, counts_BQ > 0),
+        _is_constant(positions_BQ - counts_BQ, real_BQ),
         document_starts(positions_BQ, real_BQ).any(),
     ]
     matches_slots, contiguous, packed = torch.stack(flags).tolist()
     if contiguous:
         return PositionOrder.CONTIGUOUS, matches_slots
     return PositionOrder.PACKED if packed else PositionOrder.GAPS, matches_slots
+
+
+def _is_constant(values_BQ: torch.Tensor, where_BQ: torch.Tensor) -> torch.Tensor:
+    """Whether the values of each row are equal, where they matter."""
+    limits = torch.iinfo(values_BQ.dtype)
+    low = values_BQ.masked_fill(~where_BQ, limits.max).amin(-1)
+    high = values_BQ.masked_fill(~where_BQ, limits.min).amax(-1)
+    return ((low >= high) | ~where_BQ.any(-1)).all()
 
 
 def document_starts(positions_BQ: torch.Tensor, real_BQ: torch.Tensor) -> torch.Tensor:

@@ -28,21 +28,38 @@ def strided_attention(call: AttentionCall) -> AttentionOutput:
 
 
 def strided_attention_unpadded(call: AttentionCall) -> AttentionOutput:
-    """The same on each row without its padding, so that it needs no mask. Rows with equal padding go together."""
-    values_HL, spans, length = sum_terms(call), call.positions.spans, call.query.shape[2]
+    """The same on each row without its padded keys, so that it needs no mask. Rows with equal padding go together.
+
+    Queries at padding see the keys that the mask shows them: `generate` reads the last slot of right-padded prompts.
+    """
+    values_HL, spans = sum_terms(call), call.positions.spans
     assert spans is not None
     outputs: dict[int, torch.Tensor] = {}
     for start, stop in dict.fromkeys(spans):
         rows = [row for row, span in enumerate(spans) if span == (start, stop)]
-        query, key, value = (states[rows][:, :, start:stop] for states in (call.query, call.key, call.value))
-        output_BQHD = query.transpose(1, 2)
-        if start < stop:  # a row may be all padding
-            causal = call.positions.causal and stop - start > 1
-            unpadded = dataclasses.replace(call, query=query, key=key, value=value, attention_mask=None, causal=causal)
-            output_BQHD = _attend(unpadded, values_HL[:, length - (stop - start) : length - 1 + (stop - start)])
-        padded = nn.functional.pad(output_BQHD, (0, 0, 0, 0, start, length - stop))
-        outputs.update(zip(rows, padded, strict=True))
+        outputs.update(zip(rows, _attend_to_span(call, values_HL, rows, start, stop), strict=True))
     return torch.stack([outputs[row] for row in range(len(spans))]), None
+
+
+def _attend_to_span(
+    call: AttentionCall, values_HL: torch.Tensor, rows: list[int], start: int, stop: int
+) -> torch.Tensor:
+    """(B, Q, H, D): the output of some rows, whose tokens are in slots from `start` to `stop`."""
+    query, length = call.query[rows], call.query.shape[2]
+    key, value = (states[rows][:, :, start:stop] for states in (call.key, call.value))
+    # Causal queries before the first token see nothing, and those after the last one see everything.
+    query_spans = [(start, stop), (stop, length)] if call.positions.causal else [(0, length)]
+    outputs = []
+    for first, end in query_spans if start < stop else ():  # a row may be all padding
+        if first < end:
+            causal = call.positions.causal and first == start and end - first > 1
+            queries = query[:, :, first:end]
+            unpadded = dataclasses.replace(
+                call, query=queries, key=key, value=value, attention_mask=None, causal=causal
+            )
+            outputs.append(_attend(unpadded, values_HL[:, length - end + start : length - 1 + stop - first]))
+    output_BQHD = torch.cat(outputs, dim=1) if outputs else value.new_zeros(len(rows), 0, *query.shape[1::2])
+    return nn.functional.pad(output_BQHD, (0, 0, 0, 0, length - output_BQHD.shape[1], 0))
 
 
 def _attend(call: AttentionCall, values_HL: torch.Tensor) -> torch.Tensor:

@@ -177,7 +177,7 @@ def parse_training_arguments(request: TrainRequest, context: typer.Context) -> T
     """TrainingArguments from our defaults, a config file's values and the command line, in this order."""
     from transformers import HfArgumentParser, TrainingArguments
 
-    from ..training import check_training_arguments
+    from ..training import check_numbers
 
     values = {**DEFAULT_ARGUMENTS, "output_dir": context.params["output_dir"], **context.meta.get(_CONFIG_EXTRAS, {})}
     words: list[str] = []
@@ -198,7 +198,7 @@ def parse_training_arguments(request: TrainRequest, context: typer.Context) -> T
             f"Unknown option {' '.join(unknown)}.{hint} Expected one of the options in --help, or a field of "
             "transformers.TrainingArguments"
         )
-    check_training_arguments(arguments)
+    check_numbers(arguments)
     given = {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     _apply_budget(request, arguments, context.params["passes"], given)
     return arguments
@@ -224,6 +224,9 @@ def _apply_budget(request: TrainRequest, arguments: TrainingArguments, passes: i
 
 def _hub_repo(arguments: TrainingArguments) -> str | None:
     """The repository for --push-to-hub. The token is checked before training."""
+    from ..training import check_hub_arguments
+
+    check_hub_arguments(arguments)
     if not arguments.push_to_hub:
         return None
     from huggingface_hub import HfApi

@@ -1,14 +1,7 @@
 """Recover a model's quality after its position encoding has changed: warm start, distillation, training runs."""
 
-from .arguments import (
-    RECIPES,
-    Recipe,
-    TrainRequest,
-    check_training_arguments,
-    parse_train_length,
-    resolve_fit_ratio,
-    rows_per_step,
-)
+from .argument_checks import check_hub_arguments, check_numbers
+from .arguments import RECIPES, Recipe, TrainRequest, parse_train_length, resolve_fit_ratio, rows_per_step
 from .budget import budget_arguments, default_learning_rate
 from .checkpoint_start import ClosedFormStart
 from .closed_form import closed_form_start
@@ -33,7 +26,7 @@ from .warm_start import FitResult, absorb_table_mean, fit
 __all__ = ["RECIPES", "Recipe", "TrainRequest", "budget_arguments", "default_learning_rate", "load_config", "train"]
 __all__ += ["LossWeights", "RecoveryTrainer", "Teacher", "TeacherCache", "TeacherOutput", "record_hidden_states"]
 __all__ += ["ClosedFormStart", "FitResult", "absorb_table_mean", "closed_form_start", "fit", "format_recovery"]
-__all__ += ["check_training_arguments", "generate_text", "infer_objective", "parameter_groups", "parse_train_length"]
-__all__ += ["resolve_fit_ratio", "rows_per_step", "train_positions_only", "transformer_layers"]
+__all__ += ["check_hub_arguments", "check_numbers", "generate_text", "infer_objective", "parameter_groups"]
+__all__ += ["parse_train_length", "resolve_fit_ratio", "rows_per_step", "train_positions_only", "transformer_layers"]
 __all__ += ["DataCollatorWithPoSE", "DataCollatorWithPositions", "DataCollatorWithRandomizedPositions"]
 __all__ += ["DataCollatorWithSHAPE", "PositionEpochCallback"]

@@ -19,10 +19,6 @@ from .position_collators import PositionSampling
 Trainable = Literal["all", "positions", "lora"]
 SELF_GENERATED = "self"
 """The value of `data` for text sampled from the model itself."""
-POSITIVE_ARGUMENTS = (
-    *("gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size"),
-    *("logging_steps", "save_steps", "eval_steps"),
-)
 DEFAULT_FIT_RATIO = 0.1
 
 
@@ -216,15 +212,3 @@ def is_sharded(arguments: TrainingArguments) -> bool:
 
     by_launcher = any(parse_flag_from_env(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
     return bool(by_launcher or arguments.fsdp or arguments.deepspeed)
-
-
-def check_training_arguments(arguments: TrainingArguments) -> None:
-    """Refuse numbers that no training can have. Raises PosEncError with the name of the option."""
-    for name in POSITIVE_ARGUMENTS:
-        value = getattr(arguments, name, None)
-        if value is not None and not 0 < value < math.inf:
-            raise PosEncError(f"--{name.replace('_', '-')} must be above 0, got {value!r}")
-    if arguments.max_steps <= 0 and not 0 < arguments.num_train_epochs < math.inf:
-        raise PosEncError(f"--num-train-epochs must be above 0, got {arguments.num_train_epochs!r}")
-    if not 0 <= arguments.learning_rate < math.inf:
-        raise PosEncError(f"--learning-rate must be a number that is at least 0, got {arguments.learning_rate!r}")

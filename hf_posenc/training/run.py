@@ -17,7 +17,8 @@ from transformers.trainer_utils import TrainOutput
 from ..checkpoints import list_checkpoints, lock_output, move_files
 from ..errors import PosEncError
 from ..text_data import translate_data_errors
-from .arguments import Stage, TrainRequest, check_training_arguments, parse_train_length, rows_per_step
+from .argument_checks import check_numbers, check_training_arguments
+from .arguments import Stage, TrainRequest, parse_train_length, rows_per_step
 from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
 from .data import dataset_fingerprint
 from .factories import RunBuilder
@@ -57,10 +58,11 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
         if source is not None and Path(source).resolve() in run_directories:
             raise PosEncError(f"{source} is inside --output-dir {directory} and would be overwritten: choose another")
     _check_report_to(arguments)
-    check_training_arguments(arguments)
+    check_numbers(arguments)
     stages = parse_train_length(request.train_length, arguments.max_steps)
     if stages[0].steps is not None:
         arguments.max_steps = sum(stage.steps or 0 for stage in stages)
+    check_training_arguments(request, arguments, stages)
     with contextlib.ExitStack() as stack:
         with arguments.main_process_first(desc="locking the output directory"):
             if arguments.process_index == 0:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from transformers import StaticCache
 
 from hf_posenc.attention import flex
+from hf_posenc.patches import attention_modules
 from tests.support import tiny_models as tiny
 
 LENGTH = 256
@@ -59,3 +63,56 @@ def test_score_mod_captures_no_quadratic_tensor(
     assert captured or concatenated
     assert all(tensor.numel() < LENGTH * LENGTH for tensor in captured)
     assert bool(concatenated) == is_separable
+
+
+@pytest.fixture
+def uncompiled_masks() -> Iterator[None]:
+    """transformers compiles the creation of block masks, which takes seconds for every shape."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@torch.no_grad()
+def decode(model: Any, ids: torch.Tensor, cache: Any, *stops: int) -> torch.Tensor:
+    """The logits of rows that are passed in pieces."""
+    pieces = [model(ids[:, start:stop], past_key_values=cache).logits for start, stop in itertools.pairwise(stops)]
+    return torch.cat(pieces, dim=1)
+
+
+@pytest.mark.usefixtures("uncompiled_masks")
+@pytest.mark.parametrize(
+    ("architecture", "scheme"),
+    [
+        pytest.param("gpt2", "alibi"),
+        *(
+            pytest.param(architecture, scheme, marks=pytest.mark.slow)
+            for architecture in ("gpt2", "llama", "bert-decoder")
+            for scheme in ("rope", "t5", "tupe", "deberta")
+        ),
+    ],
+)
+def test_static_cache_is_continued(architecture: str, scheme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = tiny.model(architecture, scheme, torch.float32), tiny.tokens(2, 9)
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+    model.set_attn_implementation("flex_attention")
+    cache = StaticCache(config=model.config, max_cache_len=12)
+    torch.testing.assert_close(decode(model, ids, cache, 0, 6, 7, 9), expected, rtol=0, atol=2e-5)
+    cache.reset()  # its length is a tensor from the first call on now
+    torch.testing.assert_close(decode(model, ids, cache, 0, 8, 9), expected, rtol=0, atol=2e-5)
+    monkeypatch.setattr(attention_modules, "keep_length_for_masks", lambda *args: None)  # control
+    cache.reset()
+    assert not torch.allclose(decode(model, ids, cache, 0, 8, 9), expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled_masks")
+@pytest.mark.parametrize("scheme", ["alibi", "rope", "tupe"])
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_generate_with_a_static_cache(scheme: Any, side: str) -> None:
+    model, ids = tiny.model("llama", scheme, torch.float32), tiny.tokens(2, 7)
+    mask = tiny.padding_mask(ids, {"none": [0, 0], "left": [0, 3], "right": [0, -3]}[side])
+    expected = tiny.generate_logits(model, ids, mask, use_cache=False)
+    model.set_attn_implementation("flex_attention")
+    logits = tiny.generate_logits(model, ids, mask, cache_implementation="static")
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)

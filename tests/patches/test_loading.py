@@ -206,6 +206,16 @@ def test_another_scheme_for_a_saved_variant(architecture: str, tmp_path: Path) -
     assert len(info["missing_keys"]) == 1
 
 
+@by_architecture
+def test_a_fresh_config_does_not_hide_dropped_scheme_parameters(architecture: str, tmp_path: Path) -> None:
+    """An explicit config knows nothing of the checkpoint, which may hold the trained parameters of another scheme."""
+    tiny.model(architecture, "t5", torch.float32).save_pretrained(tmp_path)
+    for scheme, dropped in (("alibi", 1), (["alibi", "t5"], 1), ("t5", 0)):
+        config = tiny.config(architecture, position_scheme=scheme)
+        _, info = AUTO[architecture].from_pretrained(tmp_path, config=config, output_loading_info=True)
+        assert ["position_scheme" in name for name in info["unexpected_keys"]] == [True] * dropped, scheme
+
+
 def is_shared(name: str) -> bool:
     """Whether a parameter is in no layer."""
     return not any(part.isdigit() for part in name.split("position_scheme")[0].split("."))
@@ -346,6 +356,11 @@ def test_an_adapter_does_not_name_the_stock_checkpoint(tmp_path: Path) -> None:
     adapted.save_pretrained(tmp_path / "adapter")
     loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
     assert type(loaded.get_base_model()).__name__ == "PosEncGPT2LMHeadModel"
+    live = hf_posenc.retrofit(AutoModelForCausalLM.from_pretrained(tmp_path / "stock"), "alibi")
+    unsaved = peft.get_peft_model(live, peft.LoraConfig(r=2, fan_in_fan_out=True, task_type="CAUSAL_LM"))
+    unsaved.save_pretrained(tmp_path / "unsaved")
+    with pytest.raises(Exception, match="(?i)base|repo|connect|model"):  # it names no base, so none is guessed
+        peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "unsaved")
 
 
 def test_composite_models_keep_the_scheme(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_posenc.errors import PosEncError
 from hf_posenc.model_types import MODEL_TYPES
 from tests.support import tiny_models as tiny
 
@@ -211,3 +212,18 @@ print(sum(cls.__name__.startswith("PosEnc") for cls in CONFIG_MAPPING._extra_con
 """
     done = run(code)
     assert done.stdout.split() == ["PosEncGPT2Config", "PosEncLlamaConfig", str(len(MODEL_TYPES))], done.stderr
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_unknown_backends_get_the_error_of_transformers(architecture: str) -> None:
+    """Only a backend that exists, and would drop the scheme, is refused by hf_posenc."""
+    model = tiny.model(architecture, "alibi", torch.float32)
+    with pytest.raises(ValueError, match=r'Specified `attn_implementation="foo"` is not supported') as raised:
+        model.set_attn_implementation("foo")
+    assert not isinstance(raised.value, PosEncError)
+    with pytest.raises(ValueError, match="foo"):
+        type(model)._from_config(model.config, attn_implementation="foo")
+    with pytest.raises(PosEncError, match="cannot add the score term"):
+        model.set_attn_implementation("flash_attention_2")
+    with pytest.raises(PosEncError, match="cannot add the score term"):
+        model.set_attn_implementation("kernels-community/flash-attn")

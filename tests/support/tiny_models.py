@@ -133,3 +133,26 @@ def tolerances(architecture: str) -> dict[str, float]:
 def additive_mask(visible: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """A mask to add to the attention scores: 0 where visible, the lowest finite number elsewhere."""
     return torch.where(visible, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
+
+
+def padding_mask(ids: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """A mask that hides as many slots of each row: the first ones, or the last ones if the count is negative."""
+    mask = torch.ones_like(ids)
+    for row, count in zip(mask, counts, strict=True):
+        row[slice(count, None) if count < 0 else slice(count)] = 0
+    return mask
+
+
+def generate_logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The logits of four new tokens by greedy search."""
+    output = model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=4,
+        min_new_tokens=4,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **options,
+    )
+    return torch.stack(output.logits, dim=1)

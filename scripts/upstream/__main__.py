@@ -1,0 +1,104 @@
+"""Compare transformers' own tests of variants with those of stock models: `make test-upstream SUITE=checkout`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from hf_posenc import list_schemes
+from hf_posenc.model_types import MODEL_TYPES
+
+from .comparison import Outcomes, deviations
+
+INITIALIZER_RANGE = 0.3
+LEFT_OUT = {
+    "the Hub": r"Integration|LanguageGeneration|Mask4DTestHard|test_model_from_pretrained|test_batch_generation|"
+    r"test_pipeline_",
+    "other hardware or packages": r"flash_att|_fa[234]_|offload|model_parallel|deepspeed|device_context_manager|"
+    r"global_device_set|kernels_can_load|quant_cache|_quantized|onnx_export|executorch",
+    "several processes, or minutes": r"test_fsdp2_|test_tp_|test_static_cache_no_recompile|compilation_all_outputs|"
+    r"training_overfit|bc_torch_dtype",
+}
+"""Tests that are not run, by what they need."""
+
+
+def suites(checkout: Path) -> dict[str, Path]:
+    """The test file of each supported model type that has one in a checkout of transformers."""
+    files = {}
+    for model_type in MODEL_TYPES:
+        name = model_type.replace("-", "_")
+        path = Path("tests", "models", name, f"test_modeling_{name}.py")
+        if (checkout / path).is_file():
+            files[model_type] = path
+    return files
+
+
+def run_suite(checkout: Path, file: Path, scheme: Any, results: Path, only: str) -> Outcomes:
+    """Run the tests of one model type, and return what was recorded of each."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    root = Path(__file__).resolve().parents[2]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")])),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "POSENC_UPSTREAM_SCHEME": json.dumps(scheme),
+        "POSENC_UPSTREAM_RESULTS": str(results.resolve()),
+        "POSENC_UPSTREAM_INIT": str(INITIALIZER_RANGE),
+        "POSENC_UPSTREAM_ONLY": only,
+        "POSENC_UPSTREAM_LEFT_OUT": "|".join(LEFT_OUT.values()),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "scripts.upstream.plugin", str(file)]
+    log = results.with_suffix(".log")
+    with log.open("w", encoding="utf-8") as output:
+        subprocess.run(
+            [*command, "-p", "no:cacheprovider"],
+            cwd=checkout,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if not results.is_file():
+        raise SystemExit(f"No test was run: see {log}")
+    outcomes = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    return {record["test"]: record for record in outcomes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkout", type=Path, help="checkout of transformers, of about the installed release")
+    parser.add_argument("--models", nargs="+", help="model types; all that have a suite by default")
+    parser.add_argument("--schemes", nargs="+", default=list_schemes(), help="scheme names, or JSON; all by default")
+    parser.add_argument("--only", default="", help="pattern of the tests to run")
+    parser.add_argument("--results", type=Path, default=Path("build/upstream"), help="where outcomes and logs go")
+    arguments = parser.parse_args()
+    files = suites(arguments.checkout)
+    unknown = [name for name in arguments.models or () if name not in files]
+    if unknown or not files:
+        raise SystemExit(f"No suite for {', '.join(unknown) or 'any model type'} in {arguments.checkout}")
+    total = 0
+    for model_type in arguments.models or files:
+        where, run = arguments.results / model_type, (arguments.checkout, files[model_type])
+        stock = run_suite(*run, None, where / "stock.jsonl", arguments.only)
+        print(f"{model_type}, stock: {dict(Counter(record['outcome'] for record in stock.values()))}", flush=True)
+        for number, name in enumerate(arguments.schemes):
+            scheme = json.loads(name) if name.startswith(("{", "[")) else name
+            variant = run_suite(*run, scheme, where / f"{number}.jsonl", arguments.only)
+            found = deviations(stock, variant)
+            total += len(found)
+            print(f"{model_type}, {name}: {len(found)} deviations in {len(variant)} tests", flush=True)
+            for kind, test, reason in found:
+                print(f"  {kind}: {test}  {' '.join(reason.split())[:200]}", flush=True)
+    sys.exit(bool(total))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Tests of the scripts that are run by make."""

@@ -1,0 +1,87 @@
+"""`make test-upstream`: the comparison with stock models, and a suite of our own in place of transformers'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.upstream.__main__ import run_suite, suites
+from scripts.upstream.comparison import deviations
+
+SUITE = """
+import unittest
+
+import torch
+from transformers import GPT2Config, GPT2DoubleHeadsModel, GPT2LMHeadModel
+
+
+class GPT2ModelTester:
+    def get_config(self):
+        return GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=4, n_positions=16)
+
+
+class GPT2ModelTest(unittest.TestCase):
+    def test_longer_than_the_table(self):
+        with self.assertRaises(IndexError):
+            GPT2LMHeadModel(GPT2ModelTester().get_config())(torch.zeros(1, 20, dtype=torch.long))
+
+    def test_double_heads(self):
+        model = GPT2DoubleHeadsModel(GPT2ModelTester().get_config())
+        self.assertEqual(model.config.initializer_range, 0.3)
+
+    def test_of_nothing(self):
+        self.skipTest("nothing")
+
+    def test_pipeline_from_the_hub(self):
+        raise AssertionError("not run")
+"""
+
+
+def outcome(result: str = "passed", reason: str = "", **built: int) -> dict[str, Any]:
+    return {"outcome": result, "reason": reason, "built": built}
+
+
+def test_every_kind_of_deviation() -> None:
+    stock = {name: outcome(stock=2) for name in ("same", "fails", "skips", "builds_none", "escapes", "is_lost")}
+    stock |= {"wakes": outcome("skipped"), "broken": outcome("failed"), "test_model_rope_scaling_0": outcome(stock=1)}
+    variant = {
+        "same": outcome(variant=2),
+        "fails": outcome("failed", "ValueError", variant=1),
+        "skips": outcome("skipped"),
+        "builds_none": outcome(),
+        "escapes": outcome(stock=2),
+        "wakes": outcome("failed", variant=1),
+        "broken": outcome("failed", variant=1),
+        "test_model_rope_scaling_0": outcome("failed", variant=1),
+    }
+    found = {test: kind for kind, test, _ in deviations(stock, variant)}
+    assert found == {
+        "fails": "fails",
+        "skips": "is skipped",
+        "builds_none": "built no model",
+        "escapes": "built no variant",
+        "is_lost": "not run",
+        "wakes": "fails",
+    }
+    assert deviations(stock, stock) != [], "a stock model in place of a variant is seen"
+
+
+@pytest.mark.slow
+def test_a_suite_is_run_with_a_scheme(tmp_path: Path) -> None:
+    directory = tmp_path / "tests" / "models" / "gpt2"
+    directory.mkdir(parents=True)
+    (directory / "test_modeling_gpt2.py").write_text(SUITE)
+    files = suites(tmp_path)
+    assert list(files) == ["gpt2"]
+    stock = run_suite(tmp_path, files["gpt2"], None, tmp_path / "stock.jsonl", "")
+    variant = run_suite(tmp_path, files["gpt2"], "alibi", tmp_path / "alibi.jsonl", "")
+    assert {name.split("::")[-1]: record["outcome"] for name, record in stock.items()} == {
+        "test_longer_than_the_table": "passed",
+        "test_double_heads": "passed",
+        "test_of_nothing": "skipped",
+    }
+    assert all(record["built"].get("variant") for record in variant.values() if record["outcome"] != "skipped")
+    found = deviations(stock, variant)
+    assert [(kind, test.split("::")[-1]) for kind, test, _ in found] == [("fails", "test_longer_than_the_table")]
