@@ -238,6 +238,8 @@ def test_new_parameters_are_initialised_not_left_to_chance(case: Case, architect
             torch.testing.assert_close(parameter.detach(), torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]))
         elif name.endswith((".a", ".p")):
             assert values in ([0.0], [1.0]), name
+        elif name.endswith(".slope"):  # 0, or without a bias, one over the mean of log n
+            assert values == [0.0] or 0 < min(values) == max(values) < 1, name
         elif name.endswith("norm.weight"):
             assert values == [1.0], name
         elif name.endswith((".rate", ".length")):

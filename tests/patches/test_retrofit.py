@@ -36,7 +36,9 @@ def test_restore_gives_the_stock_model_back_to_the_bit(case: Case, architecture:
     during = recorded(model, ids)
     assert len(during.attentions) == len(before.attentions) == tiny.LAYERS
     assert len(during.hidden_states) == tiny.LAYERS + 1
-    starts_as_stock = {"learned", "learned+t5", "rope"} | ({"rope+shaw"} if architecture == "llama" else set())
+    starts_as_stock = {"learned", "learned+t5", "learned+ssmax", "rope"} | (
+        {"rope+shaw"} if architecture == "llama" else set()
+    )
     starts_as_stock |= {"learned-concat", "learned-attention"} if architecture == "gpt2" else set()
     if case.id not in starts_as_stock:
         assert not torch.equal(during.logits, before.logits)
