@@ -74,8 +74,11 @@ PROMISES = {
         ("tests/checkpoints/test_fuzz.py",),
     ),
     "kills": Promise(
-        "A killed command finishes with the same bytes when it is run again",
-        ("tests/cli/test_kill_points.py", "tests/training/test_interruptions.py"),
+        "A killed command finishes with the same bytes when it is run again", ("tests/cli/test_kill_points.py",)
+    ),
+    "interruptions": Promise(
+        "An interrupted training ends with the weights of one that was not",
+        ("tests/training/test_interruptions.py", "tests/training/test_checkpointing.py"),
     ),
     "locks": Promise("One process at a time writes an output", ("tests/checkpoints/test_locks.py",)),
     "places": Promise(

@@ -56,7 +56,9 @@ def test_invalid_directories_never_reach_the_hub(hub: Hub, owner: Client, tmp_pa
         assert failed.value.is_value_error
         assert not [request for request in hub.requests if "me/variant" in request or "create" in request]
 
-    check(tmp_path / "nowhere", "no config.json")
+    check(tmp_path / "nowhere", "is not a directory")
+    (tmp_path / "empty").mkdir()
+    check(tmp_path / "empty", "no config.json")
     saved(tmp_path / "stock", None)
     check(tmp_path / "stock", "'gpt2' model without a position scheme.*convert")
     saved(tmp_path / "cut", shard="20KB")
