@@ -45,7 +45,7 @@ class Drift:
 def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
     """Load two checkpoints and compare them on the beginning of a text file."""
     config = read_config(before)
-    sequences = _read_sequences(before, text_file, config.vocab_size, max_positions(config))
+    sequences = read_sequences(before, text_file, config.vocab_size, max_positions(config), "measure drift")
     causal = ARCHITECTURES[config.model_type].is_causal(config)
     auto_class = find_auto_class(config.architectures or []) or "AutoModel"
     models = [load_model(directory, auto_class)[0] for directory in (before, after)]
@@ -68,21 +68,21 @@ def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
     return Drift(num_tokens, cosine / num_tokens, divergence / num_tokens if has_head else None, *perplexities)
 
 
-def _read_sequences(checkpoint: Path, text_file: Path, vocab_size: int, max_length: int) -> torch.Tensor:
-    """Token ids of equally long sequences from the beginning of a text file."""
+def read_sequences(checkpoint: Path, text_file: Path, vocab_size: int, max_length: int, purpose: str) -> torch.Tensor:
+    """Token ids of equally long sequences from the beginning of a text file; `purpose` is for error messages."""
     try:
         tokenizer = load_tokenizer(checkpoint)
         text = text_file.read_text(encoding="utf-8")[:MAX_CHARACTERS]
     except (OSError, ValueError) as error:
-        raise PosEncError(f"Cannot measure drift: {error}") from error
+        raise PosEncError(f"Cannot {purpose}: {error}") from error
     if tokenizer is None:
-        raise PosEncError(f"Cannot measure drift: {checkpoint} has no tokenizer files")
+        raise PosEncError(f"Cannot {purpose}: {checkpoint} has no tokenizer files")
     input_ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"], dtype=torch.long)
     if not len(input_ids):
-        raise PosEncError(f"Cannot measure drift: {text_file} has no tokens")
+        raise PosEncError(f"Cannot {purpose}: {text_file} has no tokens")
     if input_ids.max() >= vocab_size:
         raise PosEncError(
-            f"Cannot measure drift: the tokenizer produced token {input_ids.max()}, but the model's vocabulary has "
+            f"Cannot {purpose}: the tokenizer produced token {input_ids.max()}, but the model's vocabulary has "
             f"{vocab_size:,} tokens"
         )
     length = min(max_length, MAX_SEQUENCE_LENGTH, len(input_ids))

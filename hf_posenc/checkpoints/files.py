@@ -103,13 +103,25 @@ def resolve_output_dir(output_dir: str | Path, source: Path, force: bool) -> Pat
 
 
 @contextmanager
-def atomic_directory(target: Path, force: bool) -> Iterator[Path]:
-    """Yield a temporary directory that becomes `target` on success and is removed on any error."""
+def scratch_directory(target: Path) -> Iterator[Path]:
+    """Yield a temporary directory next to `target`, on the same disk. Parents that stay empty are removed again."""
     created_parents = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".partial-", dir=target.parent, ignore_cleanup_errors=True) as temporary:
-            directory, previous = Path(temporary) / "new", Path(f"{temporary}-replaced")
+            yield Path(temporary)
+    finally:
+        for parent in created_parents:
+            with suppress(OSError):  # not empty: the target is there, or another process uses it too
+                parent.rmdir()
+
+
+@contextmanager
+def atomic_directory(target: Path, force: bool) -> Iterator[Path]:
+    """Yield a temporary directory that becomes `target` on success and is removed on any error."""
+    try:
+        with scratch_directory(target) as temporary:
+            directory, previous = temporary / "new", Path(f"{temporary}-replaced")
             directory.mkdir()
             yield directory
             _flush(directory)
@@ -122,15 +134,10 @@ def atomic_directory(target: Path, force: bool) -> Iterator[Path]:
                     previous.replace(target)
                 raise
             shutil.rmtree(previous, ignore_errors=True)
-        created_parents = []
     except (OSError, SafetensorError) as error:
         if is_out_of_space(error):
             raise PosEncError(f"No space left on the disk of {target}; nothing was written") from error
         raise PosEncError(f"Could not write {target}, and removed what had been written: {error}") from error
-    finally:
-        for parent in created_parents:
-            with suppress(OSError):  # not empty: another process uses it too
-                parent.rmdir()
 
 
 def _flush(directory: Path) -> None:

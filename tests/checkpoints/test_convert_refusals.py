@@ -17,15 +17,15 @@ from transformers import AutoModelForCausalLM
 
 import hf_posenc
 from hf_posenc import PosEncError
-from hf_posenc.checkpoints import convert, files
+from hf_posenc.checkpoints import convert, files, weights
 from tests.checkpoints.stock_checkpoints import file_hashes, save_stock, update_json
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 
 STEPS = [
-    (convert, "_link_or_copy"),
-    (convert, "_rewrite"),
-    (convert, "save_file"),
+    (weights, "_link_or_copy"),
+    (weights, "_rewrite"),
+    (weights, "save_file"),
     (shutil, "copyfile"),
     (files, "_flush"),
     (Path, "replace"),
