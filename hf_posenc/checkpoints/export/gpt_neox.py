@@ -9,8 +9,7 @@ from transformers import GPTNeoXConfig
 
 from ..rotary_weights import rotary_feature_order
 from .plan import Exporter, ExportPlan, common_fields
-from .rotations import depends_on_length, layer_rotations, rope_parameters, rotation_of_all_layers
-from .same_rotation import LENGTH_NOTE
+from .rotations import layer_rotations, length_notes, rope_parameters, rotary_length, rotation_of_all_layers
 from .variant import NoStockEqual, Rules, Variant
 
 BASE: Rules = {
@@ -60,7 +59,7 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     config = GPTNeoXConfig(
         **common_fields(stock, FIELDS) | {"tie_word_embeddings": False},
         intermediate_size=stock.n_inner or 4 * stock.n_embd,
-        max_position_embeddings=max_positions or stock.n_positions,
+        max_position_embeddings=rotary_length(rope, stock.n_positions, max_positions),
         use_parallel_residual=False,
         rope_parameters=rope_parameters(rope, partial=True),
         rotary_pct=rope.partial_rotary_factor,
@@ -81,8 +80,7 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     embedding = f"{variant.prefix}wte.weight"
     if model_class == "GPTNeoXForCausalLM" and OUTPUT not in plan.names.values():
         plan.added[OUTPUT] = partial(variant.read, embedding)  # tied in GPT-2; not every tool ties GPT-NeoX's
-    if depends_on_length(rope):
-        plan.notes.append(LENGTH_NOTE.format(rope.rope_type, stock.n_positions))
+    plan.notes += length_notes(rope, stock.n_positions)
     plan.checked_position = stock.n_positions + 3
     return plan
 

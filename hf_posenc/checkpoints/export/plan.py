@@ -55,16 +55,25 @@ class Exporter:
     """Makes the plan for a number of positions; raises NoStockEqual if the variant's scheme does not fit."""
 
 
+TOKEN_FIELDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+"""Set even if they are None: the defaults of another model type are wrong."""
 COMMON_FIELDS = (
-    *("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "tie_word_embeddings", "dtype"),
-    *("initializer_range", "id2label", "label2id", "problem_type", "use_cache", "classifier_dropout"),
+    *("vocab_size", "sep_token_id", "tie_word_embeddings", "dtype", "initializer_range", "use_cache"),
+    *("id2label", "label2id", "problem_type", "classifier_dropout"),
 )
 
 
 def common_fields(config: PreTrainedConfig, names: Mapping[str, str] | None = None) -> dict[str, object]:
     """The fields of a config that mean the same in every model type, and others by their new names."""
     fields = {name: getattr(config, name) for name in COMMON_FIELDS if getattr(config, name, None) is not None}
+    fields |= {name: getattr(config, name, None) for name in TOKEN_FIELDS}
     return fields | {new: getattr(config, old) for old, new in (names or {}).items()}
+
+
+def narrow_if_exact(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A computed tensor in the dtype of a checkpoint, unless that would round it."""
+    narrow = tensor.to(dtype)
+    return narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
 
 
 def per_head(tensor: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from ...errors import PosEncError
 from ...schemes import InputScheme, Positions
 from ...schemes.base import LAYER_SEAMS
 from ...schemes.learned import Learned
-from .plan import Exporter, ExportPlan
+from .plan import Exporter, ExportPlan, narrow_if_exact
 from .same_rotation import scheme_names
 from .variant import NoStockEqual, Variant
 
@@ -32,7 +32,7 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     assert tuple(table.shape) == architecture.table_shape(config)
     plan = ExportPlan(config, variant.head, variant.head, names=scheme_names(variant), max_positions=num_positions)
     if parameter in variant.stored_names:
-        plan.transforms[variant.stored_names[parameter]] = lambda stored: table
+        plan.transforms[variant.stored_names[parameter]] = lambda stored: narrow_if_exact(table, stored.dtype)
     else:
         plan.added[parameter] = lambda: table
     plan.checked_position = max(num_positions - 24, 0)

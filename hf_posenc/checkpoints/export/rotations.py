@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...errors import PosEncError
 from ...patches import SchemePlan
 from ...schemes.base import LAYER_SEAMS, STOCK_ROTATION
 from ...schemes.rotary import CHANGES_WITH_LENGTH, Rope
@@ -68,6 +69,42 @@ def rope_parameters(rope: Rope, partial: bool) -> dict[str, Any]:
 def depends_on_length(rope: Rope | None) -> bool:
     """Whether the angles change with the length of the input."""
     return rope is not None and rope.rope_type in CHANGES_WITH_LENGTH
+
+
+def rotary_length(rope: Rope | None, trained: int, max_positions: int | None) -> int:
+    """`max_position_embeddings` of a stock config with this rotation.
+
+    Args:
+        rope: The rotation, if there is any.
+        trained: The length that the checkpoint was trained for.
+        max_positions: The length that was asked for, if any.
+
+    Raises:
+        PosEncError: If that length would change the angles.
+    """
+    if rope is None or rope.rope_type not in (*CHANGES_WITH_LENGTH, "yarn"):
+        return trained if max_positions is None else max_positions
+    if max_positions is not None:
+        raise PosEncError(
+            f"max_positions cannot be set: with {rope.rope_type!r} scaling, angles depend on max_position_embeddings"
+        )
+    if depends_on_length(rope):
+        return trained
+    # Releases before 5 compute the factor from these two lengths, whatever `factor` says.
+    original, factor = (rope.rope_parameters[name] for name in ("original_max_position_embeddings", "factor"))
+    return max(trained, round(original * factor))
+
+
+def length_notes(rope: Rope | None, trained: int) -> list[str]:
+    """What to know about a stock model whose angles change with the length."""
+    if not depends_on_length(rope):
+        return []
+    assert rope is not None
+    return [
+        f"{rope.rope_type} scaling changes all angles with the length. Past {trained} tokens, stock models keep the "
+        "angles of the longest input so far, and caches keep keys with old angles, so results depend on what ran "
+        "before; the variant refuses that"
+    ]
 
 
 def reordered_heads(variant: Variant, change: RotaryChange, rope: Rope, modules: Sequence[str]) -> dict[str, Transform]:

@@ -6,6 +6,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+from transformers.utils import CONFIG_NAME
+
 from ...spec import PositionScheme
 from ..companions import Companions, check_links, remove_code_fields, to_json_bytes
 from ..drift import Drift
@@ -13,7 +15,9 @@ from ..files import atomic_directory, resolve_output_dir
 from ..loading import load_tokenizer
 from ..source import read_json_object
 from ..weights import write_shards
+from .plan import narrow_if_exact
 from .registry import plan_export
+from .rope_fields import add_older_rope_fields
 from .variant import Variant
 from .verification import Verification, verify_export, verify_tokenizer
 
@@ -107,12 +111,13 @@ def export_checkpoint(
     remove_code_fields(vars(plan.config))
     verification = None
     with atomic_directory(target, force) as directory:
-        added = {name: make().contiguous() for name, make in plan.added.items()}
+        added = {name: narrow_if_exact(make(), variant.dtype).contiguous() for name, make in plan.added.items()}
         linked, rewritten = write_shards(
             variant.shards, directory, names=plan.names, transforms=plan.transforms, added=added
         )
         companions.copy_to(directory)
         plan.config.save_pretrained(directory)
+        add_older_rope_fields(directory / CONFIG_NAME)
         _adapt_tokenizer_config(variant, directory, max_positions)
         if verify:
             verify_tokenizer(variant, directory)

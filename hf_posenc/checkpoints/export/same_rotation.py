@@ -7,23 +7,18 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ...errors import PosEncError
 from ...patches import Architecture, SchemePlan
 from ...schemes.rotary import Rope
 from .plan import Exporter, ExportPlan
 from .rotations import (
-    depends_on_length,
     layer_rotations,
+    length_notes,
     reordered_heads,
     rope_parameters,
+    rotary_length,
     rotation_of_all_layers,
 )
 from .variant import NoStockEqual, Variant
-
-LENGTH_NOTE = (
-    "{} scaling changes all angles with the length. Past {} tokens, stock models keep the angles of the longest input "
-    "so far, and caches keep keys with old angles, so results depend on what ran before; the variant refuses that"
-)
 
 
 def stock_rope_parameters(architecture: Architecture, config: Any, plan: SchemePlan) -> dict[str, Any] | None:
@@ -45,7 +40,7 @@ def stock_rope_parameters(architecture: Architecture, config: Any, plan: SchemeP
         return None
     stock_config = copy.deepcopy(config)
     stock_config.become_stock()
-    _set_rotation(stock_config, architecture, rope)
+    _set_rotation(stock_config, rope)
     parameters: dict[str, Any] = stock_config.rope_parameters
     return parameters
 
@@ -62,16 +57,11 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     if rope.layout != stock_layout:
         change = "interleaved_to_halves" if stock_layout == "halves" else "halves_to_interleaved"
         plan.transforms = reordered_heads(variant, change, rope, ["q_", "k_"])  # type: ignore[arg-type]
-    _set_rotation(config, architecture, rope)
+    _set_rotation(config, rope)
     trained = config.max_position_embeddings
-    if depends_on_length(rope):
-        if max_positions is not None:
-            raise PosEncError(
-                f"The angles of {rope.rope_type!r} scaling depend on max_position_embeddings; leave out max_positions"
-            )
-        plan.notes.append(LENGTH_NOTE.format(rope.rope_type, trained))
-    elif max_positions is not None:
-        config.max_position_embeddings = max_positions
+    if not rope.keeps_stock_rotation() or max_positions is not None:
+        config.max_position_embeddings = rotary_length(rope, trained, max_positions)
+    plan.notes += length_notes(rope, trained)
     plan.checked_position = trained + 3
     return plan
 
@@ -93,7 +83,7 @@ def _stock_rotation(architecture: Architecture, config: Any, plan: SchemePlan) -
     return rope
 
 
-def _set_rotation(config: PreTrainedConfig, architecture: Architecture, rope: Rope) -> None:
+def _set_rotation(config: PreTrainedConfig, rope: Rope) -> None:
     """Set the rotation of a stock config, of every layer type if they have their own."""
     if rope.keeps_stock_rotation():
         return

@@ -8,10 +8,16 @@ from typing import Any
 import torch
 from transformers import SmolLM3Config
 
-from ...errors import PosEncError
 from .plan import Exporter, ExportPlan, common_fields
-from .rotations import common_rotation, depends_on_length, layer_rotations, reordered_heads, rope_parameters
-from .same_rotation import LENGTH_NOTE, scheme_names
+from .rotations import (
+    common_rotation,
+    layer_rotations,
+    length_notes,
+    reordered_heads,
+    rope_parameters,
+    rotary_length,
+)
+from .same_rotation import scheme_names
 from .variant import NoStockEqual, Variant
 
 HEADS = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
@@ -57,15 +63,8 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
         for layer in range(variant.shape.num_layers):
             weight = f"{variant.attention_path(layer)}.o_proj.weight"
             plan.added[f"{variant.attention_path(layer)}.o_proj.bias"] = partial(_zero_bias, variant, weight)
-    if depends_on_length(rope):
-        assert rope is not None
-        if max_positions is not None:
-            raise PosEncError(
-                f"The angles of {rope.rope_type!r} scaling depend on max_position_embeddings; leave out max_positions"
-            )
-        plan.notes.append(LENGTH_NOTE.format(rope.rope_type, stock.max_position_embeddings))
-    elif max_positions is not None:
-        config.max_position_embeddings = max_positions
+    config.max_position_embeddings = rotary_length(rope, stock.max_position_embeddings, max_positions)
+    plan.notes += length_notes(rope, stock.max_position_embeddings)
     plan.checked_position = stock.max_position_embeddings + 3
     return plan
 

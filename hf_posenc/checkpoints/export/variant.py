@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -125,6 +126,14 @@ class Variant:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the files, on the meta device."""
         return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The dtype of most parameters."""
+        sizes: Counter[torch.dtype] = Counter()
+        for tensor in self.tensors.values():
+            sizes[tensor.dtype] += tensor.numel()
+        return sizes.most_common(1)[0][0]
 
     @cached_property
     def stored_names(self) -> dict[str, str]:
