@@ -143,7 +143,7 @@ def _adapt_tokenizer_config(variant: Variant, directory: Path, max_positions: in
     if tokenizer is None:
         return
     fields = read_json_object(path) if path.is_file() else {}
-    fields.setdefault("tokenizer_class", type(tokenizer).__name__)
+    fields["tokenizer_class"] = fields.get("tokenizer_class") or type(tokenizer).__name__
     if max_positions is not None and "model_max_length" in fields:
         fields["model_max_length"] = max_positions
     path.write_bytes(to_json_bytes(fields))

@@ -35,6 +35,9 @@ def _applies(variant: Variant) -> bool:
 
 def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     stock, rotations = variant.stock_config(), layer_rotations(variant.plan)
+    if variant.model_type == "smollm3":  # its own angles are left to its own code, which skips some layers
+        pairs = zip(rotations, stock.no_rope_layers, strict=False)  # the list may be longer
+        rotations = [rope if rope and (rotates or not rope.keeps_stock_rotation()) else None for rope, rotates in pairs]
     rope = common_rotation(rotations)
     head = variant.head.removeprefix(CLASS_PREFIXES[variant.model_type])
     if head not in HEADS:
