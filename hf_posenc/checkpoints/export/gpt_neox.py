@@ -23,6 +23,7 @@ BASE: Rules = {
     r"\.mlp\.c_fc\.": ".mlp.dense_h_to_4h.",
     r"\.mlp\.c_proj\.": ".mlp.dense_4h_to_h.",
 }
+DEFAULT_THETA = 10000.0
 OUTPUT = "embed_out.weight"
 """The name of the output layer in files; some releases of transformers rename it when they load it."""
 HEADS: dict[str, tuple[str, Rules]] = {
@@ -81,6 +82,11 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     if model_class == "GPTNeoXForCausalLM" and OUTPUT not in plan.names.values():
         plan.added[OUTPUT] = partial(variant.read, embedding)  # tied in GPT-2; not every tool ties GPT-NeoX's
     plan.notes += length_notes(rope, stock.n_positions)
+    if rope.rope_parameters != {"rope_type": "default", "rope_theta": DEFAULT_THETA}:
+        plan.notes.append(
+            "llama.cpp rotates GPT-NeoX by default angles, whatever config.json says: a GGUF of this checkpoint would "
+            "be wrong"
+        )
     plan.checked_position = stock.n_positions + 3
     return plan
 

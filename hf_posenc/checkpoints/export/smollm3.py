@@ -68,6 +68,11 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
             plan.added[f"{variant.attention_path(layer)}.o_proj.bias"] = partial(_zero_bias, variant, weight)
     config.max_position_embeddings = rotary_length(rope, stock.max_position_embeddings, max_positions)
     plan.notes += length_notes(rope, stock.max_position_embeddings)
+    if config.no_rope_layers != [int((layer + 1) % 4 != 0) for layer in range(len(rotations))]:
+        plan.notes.append(
+            "llama.cpp skips the rotation of SmolLM3 in every fourth layer, whatever config.json says: a GGUF of this "
+            "checkpoint would be wrong"
+        )
     plan.checked_position = stock.max_position_embeddings + 3
     return plan
 
