@@ -15,7 +15,9 @@ from .patches.import_hooks import install
 
 if TYPE_CHECKING:
     from .checkpoints import Conversion as Conversion
+    from .checkpoints import Export as Export
     from .checkpoints import convert_checkpoint as convert_checkpoint
+    from .checkpoints import export_checkpoint as export_checkpoint
     from .checkpoints import inspect_checkpoint as inspect_checkpoint
     from .errors import PosEncError as PosEncError
     from .evaluation.run import evaluate as evaluate
@@ -35,11 +37,13 @@ __version__ = "0.1.0"
 # Where each public name lives. Resolved on first use, because these modules import torch and transformers.
 _MODULES = {
     "Conversion": "checkpoints",
+    "Export": "checkpoints",
     "PosEncError": "errors",
     "PushResult": "hub",
     "convert_checkpoint": "checkpoints",
     "evaluate": "evaluation.run",
     "explain": "patches",
+    "export_checkpoint": "checkpoints",
     "fit": "training",
     "inspect_checkpoint": "checkpoints",
     "list_schemes": "registry",

@@ -1,8 +1,9 @@
-"""Checkpoints as files: convert them, inspect them, and write them safely, without building the model."""
+"""Checkpoints as files: convert, inspect and export them, and write them safely."""
 
 from .companions import Companions, check_links, remove_code_fields, to_json_bytes
 from .convert import Conversion, convert_checkpoint
 from .drift import Drift, read_sequences
+from .export import Export, export_checkpoint
 from .files import (
     COMPANION_FILES,
     LENGTH_CURVE_FILE,
@@ -21,8 +22,10 @@ from .inspection import Inspection, inspect_checkpoint, is_scheme_parameter
 from .loading import load_model, load_tokenizer
 from .locks import lock_output, temporary_name
 from .source import read_config, read_config_fields, read_json, read_json_object, read_shards, translate_hub_errors
+from .stock import convert_to_stock
 
-__all__ = ["Conversion", "Drift", "Inspection", "convert_checkpoint", "inspect_checkpoint"]
+__all__ = ["Conversion", "Drift", "Export", "Inspection"]
+__all__ += ["convert_checkpoint", "convert_to_stock", "export_checkpoint", "inspect_checkpoint"]
 # For other packages of hf_posenc:
 __all__ += ["Companions", "check_links", "remove_code_fields", "to_json_bytes"]
 __all__ += ["COMPANION_FILES", "LENGTH_CURVE_FILE", "RECOVERY_FILE", "RUN_STATE_FILE"]

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, get_args
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..errors import PosEncError
 from ..patches import SchemePlan, init_scheme_weights, plan_schemes, register_variants, with_scheme
@@ -26,12 +23,13 @@ from ..patches.compat import checkpoint_to_model_names
 from ..spec import PositionScheme
 from .companions import Companions, check_links, remove_code_fields
 from .drift import Drift, measure_drift
+from .export.same_rotation import stock_rope_parameters
 from .files import atomic_directory, resolve_output_dir
 from .inspection import base_prefix, build_meta_model, check_base_weights
-from .source import Shard, Source, open_source
+from .rotary_weights import RotaryChange, reorder_rows, rotary_feature_order
+from .source import Source, open_source
+from .weights import write_shards
 
-RotaryChange = Literal["interleaved_to_halves", "halves_to_interleaved"]
-"""Meta's LLaMA files and GPT-J rotate neighbouring features together, transformers mostly those half a head apart."""
 WarmStart = Callable[[Path, Path], None]
 """Called with the directories of the source and of the variant, which it changes in place."""
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -52,6 +50,8 @@ class Conversion:
         left_out: Code and pickles of the source, and fields of its JSON files that name code.
         warm_started: Whether there was a warm start; then all shards are rewritten.
         drift: How far outputs moved from the source's, if `drift_text` was given.
+        stock_rope_parameters: `rope_parameters` with which the stock model computes the same, if there are any: then a
+            stock config alone would do.
     """
 
     output_dir: Path
@@ -64,6 +64,7 @@ class Conversion:
     left_out: tuple[str, ...] = ()
     warm_started: bool = False
     drift: Drift | None = None
+    stock_rope_parameters: dict[str, Any] | None = None
 
     def __str__(self) -> str:
         lines = [f"{self.output_dir}: position scheme {json.dumps(self.position_scheme)}"]
@@ -76,6 +77,11 @@ class Conversion:
             lines.append("  started from the attention of the source")
         if self.drift is not None:
             lines.append(f"  drift from the source: {self.drift}")
+        if self.stock_rope_parameters is not None:
+            parameters = json.dumps(self.stock_rope_parameters)
+            lines.append("  note: the stock model computes the same, without hf_posenc, with this in its config.json:")
+            lines.append(f'    "rope_parameters": {parameters}')
+            lines.append("  `hf-posenc convert --stock` writes that checkpoint, and `hf-posenc export` one from this")
         return "\n".join(lines)
 
 
@@ -140,7 +146,13 @@ def convert_checkpoint(
     added = _scheme_tensors(layout, plan, seed)
     drift = None
     with atomic_directory(target, force) as directory:
-        linked, rewritten = _write_weights(checkpoint, dropped, row_orders, added, directory)
+        linked, rewritten = write_shards(
+            checkpoint.shards,
+            directory,
+            names=dict.fromkeys(dropped),
+            transforms={name: partial(reorder_rows, order=order) for name, order in row_orders.items()},
+            added=added,
+        )
         companions.copy_to(directory)
         config.save_pretrained(directory)
         if warm_start is not None:
@@ -158,6 +170,7 @@ def convert_checkpoint(
         left_out=left_out,
         warm_started=warm_start is not None,
         drift=drift,
+        stock_rope_parameters=stock_rope_parameters(checkpoint.architecture, config, plan) if not row_orders else None,
     )
 
 
@@ -233,15 +246,6 @@ def _row_orders(layout: _ModelLayout, plan: SchemePlan, change: RotaryChange | N
     return dict.fromkeys(stored, rotary_feature_order(change, shape.head_size, rotary_size))
 
 
-def rotary_feature_order(change: RotaryChange, head_size: int, rotary_size: int) -> list[int]:
-    """For each feature of a head, its index before the change. A partial rotation moves the first `rotary_size`."""
-    if rotary_size % 2 or not 0 < rotary_size <= head_size:
-        raise PosEncError(f"Rotary features come in pairs: cannot reorder {rotary_size} of {head_size} features")
-    pairs = (-1, 2) if change == "interleaved_to_halves" else (2, -1)
-    order = torch.arange(rotary_size).view(pairs).T.flatten()
-    return [*order.tolist(), *range(rotary_size, head_size)]
-
-
 @torch.no_grad()
 def _scheme_tensors(layout: _ModelLayout, plan: SchemePlan, seed: int) -> dict[str, torch.Tensor]:
     """Initial parameters of the schemes, by their names in the model, in the dtype of most stock parameters."""
@@ -264,54 +268,3 @@ def _scheme_tensors(layout: _ModelLayout, plan: SchemePlan, seed: int) -> dict[s
             for name, tensor in module.state_dict().items():
                 tensors[f"{path}.{name}"] = tensor.to(dtype).contiguous()
     return tensors
-
-
-def _write_weights(
-    source: Source,
-    dropped: set[str],
-    row_orders: dict[str, list[int]],
-    added: dict[str, torch.Tensor],
-    directory: Path,
-) -> tuple[list[str], list[str]]:
-    """Write the shards, and an index if there are several; returns the names of the linked and the rewritten ones."""
-    shards = [shard for shard in source.shards if shard.tensors.keys() - dropped]
-    num_shards = len(shards) + bool(added)
-    names = [f"model-{number:05d}-of-{num_shards:05d}.safetensors" for number in range(1, num_shards + 1)]
-    if num_shards == 1:
-        names = [SAFE_WEIGHTS_NAME]
-    linked, rewritten = [], []
-    weight_map = dict.fromkeys(added, names[-1])
-    for name, shard in zip(names, shards, strict=False):  # the last name may be that of the scheme's shard
-        weight_map |= dict.fromkeys(shard.tensors.keys() - dropped, name)
-        if shard.tensors.keys() & (dropped | row_orders.keys()):
-            _rewrite(shard, directory / name, dropped, row_orders)
-            rewritten.append(name)
-        else:
-            _link_or_copy(shard, directory / name)
-            linked.append(name)
-    if added:
-        save_file(added, directory / names[-1], metadata={"format": "pt"})
-    if num_shards > 1:
-        tensors = {**source.tensors, **added}
-        metadata = {"total_size": sum(tensors[name].nbytes for name in weight_map)}
-        index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
-        (directory / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return linked, rewritten
-
-
-def _link_or_copy(shard: Shard, target: Path) -> None:
-    """Hard-link a shard, or copy it. Saving over a link leaves the original alone: safetensors replaces files."""
-    real_path = shard.path.resolve()
-    try:
-        os.link(real_path, target)
-    except OSError:
-        shutil.copyfile(real_path, target)
-
-
-def _rewrite(shard: Shard, target: Path, dropped: set[str], row_orders: dict[str, list[int]]) -> None:
-    """Save a copy without the dropped tensors and with the rows of others reordered. Loads the whole shard."""
-    tensors = {name: tensor for name, tensor in load_file(shard.path).items() if name not in dropped}
-    for name in row_orders.keys() & tensors.keys():
-        order = row_orders[name]  # of the rows of one head
-        tensors[name] = tensors[name].unflatten(0, (-1, len(order)))[:, order].flatten(0, 1).contiguous()
-    save_file(tensors, target, metadata=shard.metadata or None)

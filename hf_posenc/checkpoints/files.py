@@ -108,6 +108,19 @@ def _is_vacant(directory: Path) -> bool:
 
 
 @contextmanager
+def scratch_directory(target: Path) -> Iterator[Path]:
+    """Yield a temporary directory next to `target`, on the same disk. What a killed process left there is removed."""
+    scratch = target.with_name(f".{target.name}.scratch")
+    with lock_output(scratch):
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
 def atomic_directory(target: Path, force: bool) -> Iterator[Path]:
     """Yield a temporary directory that becomes `target` on success and is removed on any error.
 

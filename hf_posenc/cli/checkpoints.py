@@ -1,4 +1,4 @@
-"""The commands `convert`, `inspect` and `push`."""
+"""The commands `convert`, `export`, `inspect` and `push`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ def convert(
     drift_text: Annotated[
         Path | None, Option(help="A text file on which to compare the outputs of source and variant.")
     ] = None,
+    stock: Annotated[
+        bool, Option("--stock", help="Write a stock checkpoint, as `export` does; for schemes that have one.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Convert a checkpoint to another position scheme, without building the model.
@@ -38,16 +41,18 @@ def convert(
     Example: hf-posenc convert openai-community/gpt2 --scheme rope --out gpt2-rope
 
     Example: hf-posenc convert ./my-bert --scheme '["learned", {"type": "t5", "num_buckets": 64}]' --out my-bert-t5
+
+    Example: hf-posenc convert ./my-llama --scheme '{"type": "rope", "theta": 5e5}' --out my-llama-long --stock
     """
     with exit_on_user_error():
-        from ..checkpoints import convert_checkpoint
+        from ..checkpoints import convert_checkpoint, convert_to_stock
 
         start = None
         if warm_start is not None:
             from ..training import ClosedFormStart
 
             start = ClosedFormStart(warm_start)
-        conversion = convert_checkpoint(
+        result = (convert_to_stock if stock else convert_checkpoint)(
             source,
             parse_scheme_option(scheme),
             out,
@@ -58,7 +63,41 @@ def convert(
             warm_start=start,
             drift_text=drift_text,
         )
-    echo_json(dataclasses.asdict(conversion)) if as_json else typer.echo(str(conversion))
+    echo_json(dataclasses.asdict(result)) if as_json else typer.echo(str(result))
+
+
+@app.command()
+def export(
+    source: Annotated[str, Argument(help="The directory or Hub id of a variant.")],
+    out: Annotated[Path, Option(help="The output directory.")],
+    max_positions: Annotated[
+        int | None, Option(min=1, help="Positions of the stock model; default: as many as the variant was made for.")
+    ] = None,
+    text: Annotated[
+        Path | None, Option(help="A text file on which to compare both models, in addition to random tokens.")
+    ] = None,
+    verify: Annotated[
+        bool, Option("--verify/--no-verify", help="Load both models in float32 and compare their outputs.")
+    ] = True,
+    force: Annotated[bool, Option("--force", help="Replace the output directory if it is not empty.")] = False,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a variant as a stock checkpoint that computes the same and loads without this package.
+
+    Refuses schemes that no stock architecture has, and lists those that can be exported.
+
+    Example: hf-posenc export gpt2-rope --out gpt2-rope-stock
+
+    Example: hf-posenc export my-bert-sinusoidal --out stock --max-positions 2048 --text sample.txt
+    """
+    with exit_on_user_error():
+        from ..checkpoints import export_checkpoint
+
+        result = export_checkpoint(
+            source, out, max_positions=max_positions, text=text, verify=verify, force=force, revision=revision
+        )
+    echo_json(dataclasses.asdict(result)) if as_json else typer.echo(str(result))
 
 
 @app.command()

@@ -17,15 +17,15 @@ from transformers import AutoModelForCausalLM
 
 import hf_posenc
 from hf_posenc import PosEncError
-from hf_posenc.checkpoints import convert, files
+from hf_posenc.checkpoints import convert, files, weights
 from tests.checkpoints.stock_checkpoints import file_hashes, save_stock, update_json
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 
 STEPS = [
-    (convert, "_link_or_copy"),
-    (convert, "_rewrite"),
-    (convert, "save_file"),
+    (weights, "_link_or_copy"),
+    (weights, "_rewrite"),
+    (weights, "save_file"),
     (shutil, "copyfile"),
     (files, "flush"),
     (Path, "replace"),
@@ -290,7 +290,7 @@ def test_failed_replacement_restores_the_old_directory(tmp_path: Path, monkeypat
     before = file_hashes(tmp_path / "out")
 
     def fail_for_the_new_directory(path: Path, target: Path) -> Path:
-        if path.name == "new":
+        if path.name == ".out.partial":
             raise OSError(5, "Input/output error")
         return replace(path, target)
 
@@ -315,7 +315,7 @@ def test_unknown_rotary_change(tmp_path: Path) -> None:
         hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out", rotary_weights="foo")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("content", "match"), [("", "no tokens"), (None, "Cannot measure drift")])
+@pytest.mark.parametrize(("content", "match"), [("", "no tokens"), (None, "Cannot read the text")])
 def test_drift_text_that_cannot_be_used(content: str | None, match: str, tmp_path: Path) -> None:
     source = save_stock(tmp_path / "source")
     word_level.tokenizer().save_pretrained(source)

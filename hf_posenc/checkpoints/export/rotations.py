@@ -1,0 +1,143 @@
+"""Variants that only rotate queries and keys: which rotation each layer has, and in which order its features are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...errors import PosEncError
+from ...patches import SchemePlan
+from ...schemes.base import LAYER_SEAMS, STOCK_ROTATION
+from ...schemes.rotary import CHANGES_WITH_LENGTH, Rope
+from ..rotary_weights import RotaryChange, reorder_rows, rotary_feature_order
+from ..weights import Transform
+from .variant import NoStockEqual, Variant
+
+
+def layer_rotations(plan: SchemePlan) -> list[Rope | None]:
+    """The rotation of each layer, None where there is none.
+
+    Raises:
+        NoStockEqual: If any scheme acts elsewhere, or is not `rope`.
+    """
+    rotations: list[Rope | None] = []
+    if plan.state.at_embedding:
+        raise NoStockEqual(f"{plan.schemes[plan.state.at_embedding[0]].name} acts at the input embedding")
+    for seams in plan.state.active:
+        for seam in LAYER_SEAMS[1:]:
+            if seams[seam]:
+                raise NoStockEqual(f"{plan.schemes[seams[seam][0]].name} changes the attention scores or values")
+        schemes = [plan.schemes[index] for index in (*seams["rotate"], *seams[STOCK_ROTATION])]
+        if len(schemes) > 1:
+            raise NoStockEqual("several rotations act in one layer")
+        if schemes and not isinstance(schemes[0], Rope):
+            raise NoStockEqual(f"{schemes[0].name} is not a plain rotation")
+        rotations.append(schemes[0] if schemes else None)  # type: ignore[arg-type]
+    return rotations
+
+
+def common_rotation(rotations: Iterable[Rope | None]) -> Rope | None:
+    """The one rotation of all layers that have any. Raises `NoStockEqual` if they differ."""
+    present = [rope for rope in rotations if rope is not None]
+    if any(_settings(rope) != _settings(present[0]) for rope in present):
+        raise NoStockEqual("layers rotate by different angles")
+    return present[0] if present else None
+
+
+def rotation_of_all_layers(rotations: Sequence[Rope | None]) -> Rope:
+    """The one rotation of all layers. Raises `NoStockEqual` if any layer has another or none."""
+    rope = common_rotation(rotations)
+    missing = [layer for layer, rotation in enumerate(rotations) if rotation is None]
+    if rope is None or missing:
+        raise NoStockEqual("no layer has a rotation" if rope is None else f"layer {missing[0]} has no rotation")
+    return rope
+
+
+def _settings(rope: Rope) -> tuple[Any, ...]:
+    return rope.rope_parameters, rope.layout, rope.partial_rotary_factor, rope.shape
+
+
+def rope_parameters(rope: Rope, partial: bool) -> dict[str, Any]:
+    """The `rope_parameters` of a stock config, with the rotated fraction if the model type knows it."""
+    parameters = {key: value for key, value in rope.rope_parameters.items() if key != "partial_rotary_factor"}
+    return parameters | ({"partial_rotary_factor": rope.partial_rotary_factor} if partial else {})
+
+
+def depends_on_length(rope: Rope | None) -> bool:
+    """Whether the angles change with the length of the input."""
+    return rope is not None and rope.rope_type in CHANGES_WITH_LENGTH
+
+
+def rotary_length(rope: Rope | None, trained: int, max_positions: int | None) -> int:
+    """`max_position_embeddings` of a stock config with this rotation.
+
+    Args:
+        rope: The rotation, if there is any.
+        trained: The length that the checkpoint was trained for.
+        max_positions: The length that was asked for, if any.
+
+    Raises:
+        PosEncError: If that length would change the angles.
+    """
+    if rope is None or rope.rope_type not in (*CHANGES_WITH_LENGTH, "yarn"):
+        return trained if max_positions is None else max_positions
+    if max_positions is not None:
+        raise PosEncError(
+            f"max_positions cannot be set: with {rope.rope_type!r} scaling, angles depend on max_position_embeddings"
+        )
+    if depends_on_length(rope):
+        return trained
+    # Releases before 5 compute the factor from these two lengths, whatever `factor` says.
+    original, factor = (rope.rope_parameters[name] for name in ("original_max_position_embeddings", "factor"))
+    return max(trained, round(original * factor))
+
+
+def length_notes(rope: Rope | None, trained: int) -> list[str]:
+    """What to know about a stock model whose angles change with the length."""
+    if not depends_on_length(rope):
+        return []
+    assert rope is not None
+    return [
+        f"{rope.rope_type} scaling changes all angles with the length. Past {trained} tokens, stock models keep the "
+        "angles of the longest input so far, and caches keep keys with old angles, so results depend on what ran "
+        "before; the variant refuses that"
+    ]
+
+
+def reordered_heads(variant: Variant, change: RotaryChange, rope: Rope, modules: Sequence[str]) -> dict[str, Transform]:
+    """Reorder the rotary features of queries and keys, in the tensors whose rows they are.
+
+    Args:
+        variant: The variant.
+        change: From which order to which.
+        rope: The rotation, which says how many features of a head rotate.
+        modules: The beginnings of the names of the projections and norms inside self-attention, such as "q_".
+
+    Raises:
+        NoStockEqual: If projections are fused.
+    """
+    order = rotary_feature_order(change, variant.shape.head_size, rope.rotary_size)
+    transforms: dict[str, Transform] = {}
+    for layer in range(variant.shape.num_layers):
+        path = variant.attention_path(layer)
+        for module in modules:
+            start = f"{path}.{module}"
+            found = [name for parameter, name in variant.stored_names.items() if parameter.startswith(start)]
+            if not found or any(len(variant.tensors[name]) % len(order) for name in found):
+                raise NoStockEqual(f"{variant.model_type} has no separate query and key projections to reorder")
+            transforms |= dict.fromkeys(found, partial(reorder_rows, order=order))
+    return transforms
+
+
+def rotation_table(rope: Rope, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sines and cosines of each position and pair of features: two of (positions, head size / 2).
+
+    Pairs that are not rotated have the angle 0.
+    """
+    angles = torch.arange(num_positions)[:, None].float() * torch.tensor(rope.frequencies)
+    sin, cos = angles.sin() * rope.attention_factor, angles.cos() * rope.attention_factor
+    rest = (num_positions, rope.shape.head_size // 2 - sin.shape[1])
+    return torch.cat([sin, torch.zeros(rest)], dim=1), torch.cat([cos, torch.ones(rest)], dim=1)

@@ -1,0 +1,143 @@
+"""What has no stock equal is refused with the schemes that do, and a failed export leaves nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hf_posenc
+from hf_posenc import PosEncError
+from hf_posenc.checkpoints import files, weights
+from hf_posenc.checkpoints.export import gpt_neox, position_table, run
+from tests.checkpoints.stock_checkpoints import file_hashes, save_stock, update_json
+from tests.support import exports
+from tests.support import tiny_models as tiny
+
+REFUSED = {
+    "llama-alibi": ("llama", "alibi", "(?s)alibi changes the attention scores.*can be exported.*`rope` in all layers"),
+    "llama-xpos": ("llama", "xpos", "xpos is not a plain rotation"),
+    "llama-learned": ("llama", "learned", "acts at the input embedding"),
+    "llama-partial": ("llama", exports.rope(partial_rotary_factor=0.5), "always rotates whole heads"),
+    "llama-two-angles": (
+        "llama",
+        [exports.rope(layers=[0]), exports.rope(layers=[1, 2], theta=500.0)],
+        "layers rotate by different angles",
+    ),
+    "gpt2-some-layers": ("gpt2", exports.rope(layers=[0]), "layer 1 has no rotation"),
+    "gpt2-concat": ("gpt2", {"type": "sinusoidal", "mix": "concat"}, "does more than add"),
+    "gpt2-kerple": ("gpt2", "kerple", "(?s)kerple acts inside attention.*gpt_neox"),
+    "bert-t5-buckets": ("bert", {"type": "t5", "num_buckets": 8, "max_distance": 20}, "mpnet has 32 buckets"),
+    "bert-t5-per-layer": ("bert", {"type": "t5", "shared": False}, "one bias for all layers"),
+    "bert-dynamic": ("bert", exports.scaling("dynamic"), "one table of angles"),
+    "bert-deberta-some-layers": ("bert", {**exports.DEBERTA_V2, "layers": [0]}, "acts in some layers only"),
+    "bert-decoder-rope": ("bert-decoder", "rope", "roformer has no head that equals BertLMHeadModel"),
+    "bert-shaw": ("bert", {"type": "shaw", "max_distance": 4}, "(?s)shaw acts inside attention.*deberta-v2"),
+    "qwen3-none": ("qwen3", "none", "no layer has a rotation"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_schemes_without_a_stock_equal(name: str, tmp_path: Path) -> None:
+    architecture, scheme, match = REFUSED[name]
+    exports.save(tmp_path / "variant", architecture, scheme)
+    with pytest.raises(PosEncError, match=match) as refusal:
+        hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "a" / "stock")
+    assert f"Schemes of {architecture.removesuffix('-decoder')} that can be exported" in str(refusal.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["variant"]
+
+
+def test_stock_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(PosEncError, match="stock checkpoint"):
+        hf_posenc.export_checkpoint(save_stock(tmp_path / "source"), tmp_path / "stock")
+
+
+def test_settings_that_the_target_does_not_have(tmp_path: Path) -> None:
+    tiny.model("gpt2", "rope", torch.float32, scale_attn_by_inverse_layer_idx=True).save_pretrained(
+        tmp_path / "variant"
+    )
+    with pytest.raises(PosEncError, match="scales attention"):
+        hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "stock")
+    tiny.model("bert", ["learned", "t5"], torch.float32, hidden_act="relu").save_pretrained(tmp_path / "bert")
+    with pytest.raises(PosEncError, match="the activation gelu, not relu"):
+        hf_posenc.export_checkpoint(tmp_path / "bert", tmp_path / "stock")
+
+
+def test_quantized_variants_and_adapters(tmp_path: Path) -> None:
+    exports.save(tmp_path / "variant", "gpt2", "rope")
+    update_json(tmp_path / "variant" / "config.json", quantization_config={"quant_method": "torchao"})
+    with pytest.raises(PosEncError, match="before quantization"):
+        hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "stock")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "scheme", "match"),
+    [
+        ("gpt2", "learned", "table serves 48 positions"),
+        ("llama", exports.scaling("dynamic"), "max_positions cannot be set"),
+        ("llama", exports.scaling("yarn"), "max_positions cannot be set"),
+    ],
+)
+def test_max_positions_that_cannot_be_had(architecture: str, scheme: Any, match: str, tmp_path: Path) -> None:
+    exports.save(tmp_path / "variant", architecture, scheme)
+    with pytest.raises(PosEncError, match=match):
+        hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "stock", max_positions=64)
+    assert [path.name for path in tmp_path.iterdir()] == ["variant"]
+
+
+def test_a_wrong_export_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries, keys and values in GPT-2's order would load, and give nonsense."""
+    exports.save(tmp_path / "variant", "gpt2", "rope")
+    monkeypatch.setattr(gpt_neox, "_by_head", lambda fused, order, num_heads: fused.t())
+    with pytest.raises(PosEncError, match="does not compute what .* computes"):
+        hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "stock")
+    assert [path.name for path in tmp_path.iterdir()] == ["variant"]
+    assert hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "stock", verify=False).verification is None
+
+
+@pytest.mark.parametrize("row", [-1, 0], ids=["last row", "first row"])
+def test_a_wrong_table_is_noticed(row: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long table is compared at its end too, which the compared texts do not reach."""
+    exports.save(tmp_path / "variant", "gpt2", "sinusoidal")
+    original = position_table.added_rows
+
+    def perturbed(*args: Any) -> torch.Tensor:
+        rows = original(*args)
+        rows[row, 0] += 0.1  # one feature: a norm would cancel a change of all
+        return rows
+
+    monkeypatch.setattr(position_table, "added_rows", perturbed)
+    with pytest.raises(PosEncError, match="does not compute"):
+        hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "stock", max_positions=1000)
+
+
+STEPS = [
+    (weights, "_rewrite"),
+    (weights, "save_file"),
+    (run, "verify_tokenizer"),
+    (run, "verify_export"),
+    (files, "flush"),
+    (Path, "replace"),
+    (shutil, "copyfile"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), STEPS, ids=[name for _, name in STEPS])
+def test_failure_at_any_step_leaves_nothing_behind(
+    owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exports.save(tmp_path / "variant", "gpt2", "rope")
+    before = file_hashes(tmp_path / "variant")
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(owner, name, fail)
+    verify = name.startswith("verify")
+    with pytest.raises(PosEncError, match="No space left"):
+        hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "a" / "b" / "stock", verify=verify)
+    assert file_hashes(tmp_path / "variant") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["variant"]
