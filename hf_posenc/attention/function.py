@@ -17,10 +17,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from ..errors import PosEncError
-from ..schemes import Content, LayerParams, Positions, Scheme, Term
+from ..schemes import Content, LayerParams, Positions, Remap, Scheme, Term
 from .chunked import chunked_attention
 from .dense import dense_attention, dense_bias_attention, dense_bias_by_heads
 from .dispatch import (
+    REMAP_BACKEND_ERROR,
     SCORE_BACKENDS,
     VALUE_BACKENDS,
     AttentionCall,
@@ -32,6 +33,7 @@ from .dispatch import (
 )
 from .flex import flex_attention_with_terms, run_flex_attention
 from .masks import visible_pairs
+from .remapped import remapped_attention, remapped_attention_chunked, remapped_attention_merged
 from .strided import strided_attention, strided_attention_unpadded
 
 ATTENTION_NAME = "hf_posenc"
@@ -72,6 +74,7 @@ class LayerSchemes(NamedTuple):
     value: Sequence[ActiveScheme]
     stock_rotation: Sequence[ActiveScheme]
     """Rotations that are left to the architecture's own code."""
+    remap: Sequence[ActiveScheme] = ()
 
 
 def apply_rotation(states_BHQD: torch.Tensor, rotations: Sequence[ActiveScheme], keys: bool) -> torch.Tensor:
@@ -95,6 +98,14 @@ def scale_content(query_BHQD: torch.Tensor, schemes: Sequence[ActiveScheme]) -> 
     for scheme, _, layer_params in schemes:
         query_BHQD = query_BHQD * scheme("content_scale", layer_params).to(query_BHQD)[:, None, None]
     return query_BHQD
+
+
+def far_rotation(schemes: Sequence[ActiveScheme]) -> Remap | None:
+    """The other rotation of far keys, if a scheme has one and the input has far keys."""
+    for scheme, prepared, _ in schemes:
+        remap: Remap | None = scheme("remap", prepared)
+        return remap
+    return None
 
 
 def posenc_attention_forward(
@@ -125,7 +136,7 @@ def posenc_attention_forward(
         query = apply_rotation(query, posenc.rotate, keys=False)
         if module.cache_argument is None:  # otherwise rotated on their way into the cache
             key = apply_rotation(key, posenc.rotate, keys=True)
-    if not posenc.score and not posenc.value:
+    if not posenc.score and not posenc.value and far_rotation(posenc.remap) is None:
         if backend == "flex_attention" and not has_caps_or_sinks(kwargs):
             return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
         if is_flash_attention_requested(requested_attention_implementation=backend):
@@ -136,7 +147,7 @@ def posenc_attention_forward(
     call = _prepare_call(module, stock, unrotated_query, query, key, value, attention_mask, posenc, kwargs)
     path, reason = select_path(DispatchKey.of(call))
     if path is AttentionPath.REFUSED:
-        check_backend(backend, [active.scheme for active in (*posenc.score, *posenc.value)])
+        check_backend(backend, [active.scheme for active in (*posenc.score, *posenc.value, *posenc.remap)])
         raise PosEncError(reason)
     output, weights = PATHS[path](call)
     return output, weights if backend == "eager" else None  # matches SDPA, which returns no weights
@@ -198,6 +209,7 @@ def _prepare_call(
         positions=positions,
         content=content,
         stock_kwargs=kwargs,
+        remap=far_rotation(posenc.remap),
     )
 
 
@@ -209,6 +221,9 @@ PATHS: dict[AttentionPath, Callable[[AttentionCall], AttentionOutput]] = {
     AttentionPath.DENSE_BIAS_BY_HEADS: dense_bias_by_heads,
     AttentionPath.DENSE_BIAS: dense_bias_attention,
     AttentionPath.DENSE_WEIGHTS: dense_attention,
+    AttentionPath.REMAPPED_MERGED: remapped_attention_merged,
+    AttentionPath.REMAPPED_CHUNKED: remapped_attention_chunked,
+    AttentionPath.REMAPPED_DENSE: remapped_attention,
 }
 
 
@@ -223,6 +238,8 @@ def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
                 f"attn_implementation={backend!r} cannot add the {seam} term of position scheme {names[0]!r} and would "
                 f"drop it; use one of {list(backends)}"
             )
+    if backend not in VALUE_BACKENDS and any(scheme.acts_at("remap") for scheme in schemes):
+        raise PosEncError(REMAP_BACKEND_ERROR.format(backend=f"attn_implementation={backend!r}"))
 
 
 def _with_stock_config(module: Any) -> Any:

@@ -1,8 +1,9 @@
 """Rotary embeddings: RoPE (Su et al. 2021), and xPos (Sun et al. 2023), whose logits decay with the distance."""
 
+import dataclasses
+import functools
 import math
 import types
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,9 +11,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import PosEncError, SequenceLengthError
 from ..validation import truncate_repr
-from . import Kind, ModelShape, Options, Positions, Scheme, is_tracing, option
+from . import Kind, ModelShape, Options, Positions, Remap, Scheme, is_tracing, option
+from .base import StockRotate
 from .functional import BASE
 from .options import describe_type, matches_type
+from .remapping import parse_extension
 
 LIST_KEYS = {"short_factor", "long_factor"}
 NUMBER_KEYS = {
@@ -29,8 +32,14 @@ MAX_EXPONENT = {torch.float16: 10.0}
 """Beyond this exp() overflows the dtype; 80 for dtypes with the range of float32."""
 
 
-StockRotation = Callable[[torch.Tensor], torch.Tensor]
-"""Rotates states as the architecture's own code does."""
+class FarRotation(NamedTuple):
+    """How much further queries and keys are rotated where they are far apart (see `remapping`)."""
+
+    starts_BQ: tuple[torch.Tensor, ...]
+    keys_BK: torch.Tensor
+    """The positions of the keys."""
+    query_offsets_BQ: tuple[torch.Tensor, ...]
+    key_offsets_BK: torch.Tensor
 
 
 class Rotation(NamedTuple):
@@ -40,6 +49,16 @@ class Rotation(NamedTuple):
     sin: torch.Tensor
     signed_sin: torch.Tensor
     """The sines with the sign of the other feature of a pair, computed once instead of in every layer."""
+    far: FarRotation | None = None
+    further: tuple["Rotation", ...] = ()
+    """The rotations by the offsets of `far`: those of the queries, then that of the keys."""
+
+
+class StockRotation(NamedTuple):
+    """A rotation that is left to the architecture's own code."""
+
+    rotate: StockRotate
+    far: FarRotation | None
 
 
 def join_pairs(first: torch.Tensor, second: torch.Tensor, layout: str) -> torch.Tensor:
@@ -67,6 +86,13 @@ def rotate_pairs(states: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tens
     return rotated if rest is None else torch.cat([rotated, rest], dim=-1)
 
 
+def rotate_further(states: torch.Tensor, rotation: Rotation, layout: str) -> torch.Tensor:
+    """Rotate states, perhaps only the first ones, that are rotated already; in float32 or wider."""
+    wide = states.to(torch.promote_types(states.dtype, torch.float32))
+    cos, signed_sin = (angles[:, :, : states.shape[2]] for angles in (rotation.cos, rotation.signed_sin))
+    return rotate_pairs(wide, cos, signed_sin, layout).to(states.dtype)
+
+
 class RopeOptions(Options):
     theta: float | None = option(
         None, "base of the wavelengths; None: the checkpoint's, or 10000 if it has none", above=0
@@ -78,6 +104,14 @@ class RopeOptions(Options):
         None, "fraction of each head that is rotated; None: the checkpoint's, or 1 if it has none", above=0, maximum=1
     )
     scaling: dict[str, Any] | None = option(None, "as transformers' rope_parameters; None: the checkpoint's, or none")
+    extend: dict[str, Any] | None = option(
+        None, "remap far distances, so that longer inputs need no training: a method and its options, see below"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.extend is not None:
+            parse_extension(self.extend)
 
 
 def resolve_rope_parameters(options: RopeOptions, shape: ModelShape) -> dict[str, Any]:
@@ -125,7 +159,7 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         self.rope_parameters = resolve_rope_parameters(options, shape)
         self.rope_type: str = self.rope_parameters["rope_type"]
         self.depends_on_length = self.rope_type in CHANGES_WITH_LENGTH
-        self.has_stock_angles = shape.rope_parameters is not None and options == RopeOptions()
+        self.has_stock_angles = shape.rope_parameters is not None and options == RopeOptions(extend=options.extend)
         self.layout = options.layout or shape.rotary_layout
         self.partial_rotary_factor: float = options.partial_rotary_factor or (shape.rope_parameters or {}).get(
             "partial_rotary_factor", 1.0
@@ -151,6 +185,27 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
             )
         # Plain numbers, not a buffer: model.to(bfloat16) would round it and meta loading would lose it.
         self.frequencies: list[float] = frequencies.tolist()
+        self.extension = None
+        if options.extend is not None:
+            self._check_extensible()
+            self.extension = parse_extension(options.extend).with_defaults(shape.max_positions)
+            self.needs_key_positions = True
+
+    @classmethod
+    def acts(cls, seam: str, options: RopeOptions) -> bool:
+        return options.extend is not None if seam == "remap" else super().acts(seam, options)
+
+    def _check_extensible(self) -> None:
+        if not self.shape.causal:
+            raise PosEncError(
+                "rope: extend is defined for causal models, where all keys are at or before the query; on an encoder "
+                'use a scaling, such as {"rope_type": "yarn", "factor": 4.0}'
+            )
+        if self.depends_on_length:
+            raise PosEncError(
+                f"rope: extend needs angles that do not change with the input, but scaling {self.rope_type!r} changes "
+                'them: leave one of the two out, or choose a fixed scaling, such as {"rope_type": "default"}'
+            )
 
     def _inverse_frequencies(
         self, length: int | None, device: torch.device | None = None
@@ -180,9 +235,35 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         frequencies, factor = torch.tensor(self.frequencies, device=device), self.attention_factor
         if self.depends_on_length and (length := self._scaled_length(positions)) is not None:
             frequencies, factor = self._inverse_frequencies(length, device)
-        angles = positions.queries_BQ[:, None, :, None].float() * frequencies * self.shape.rotary_direction
-        prepared = rotation(angles, self.layout)
-        return Rotation(*(tensor * factor for tensor in prepared)) if factor != 1.0 else prepared
+        cos, sin, signed_sin, *_ = self._rotation(positions.queries_BQ, frequencies)
+        if factor != 1.0:
+            cos, sin, signed_sin = cos * factor, sin * factor, signed_sin * factor
+        far, further = self._far_rotation(positions), ()
+        if far is not None and not self.has_stock_angles:
+            offsets = (*far.query_offsets_BQ, far.key_offsets_BK)
+            further = tuple(self._rotation(offsets_BN, frequencies) for offsets_BN in offsets)
+        return Rotation(cos, sin, signed_sin, far, further)
+
+    def _rotation(self, positions_BN: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
+        return rotation(positions_BN[:, None, :, None].float() * frequencies * self.shape.rotary_direction, self.layout)
+
+    def _far_rotation(self, positions: Positions) -> FarRotation | None:
+        """The offsets that remap far distances; None if the input is too short to have any."""
+        if self.extension is None:
+            return None
+        if positions.rotary_positions is not None:
+            raise PosEncError(
+                "rope: extend remaps the distance between tokens in a text, but these position_ids have several axes "
+                "(images or video): leave extend out, or pass text only"
+            )
+        length = positions.length_bound if positions.length_bound is not None else positions.length()
+        if length is not None and length <= self.extension.near_length:
+            return None
+        queries_BQ, keys_BK = positions.queries_BQ, positions.keys_BK
+        assert keys_BK is not None
+        far = self.extension.far_positions(queries_BQ, keys_BK)
+        query_offsets = tuple(far_BQ - queries_BQ for far_BQ in far.queries_BQ)
+        return FarRotation(far.starts_BQ, keys_BK, query_offsets, far.keys_BK - keys_BK)
 
     def _scaled_length(self, positions: Positions) -> int | None:
         """The length, if it is long enough to change the frequencies. Cached keys keep their angles."""
@@ -215,7 +296,33 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
     def rotate(self, states_BHQD: torch.Tensor, prepared: Rotation | StockRotation, keys: bool) -> torch.Tensor:
         if isinstance(prepared, Rotation):
             return rotate_pairs(states_BHQD, prepared.cos, prepared.signed_sin, self.layout)
-        return prepared(states_BHQD)
+        return prepared.rotate(states_BHQD)
+
+    def with_stock_rotation(self, prepared: Rotation | StockRotation, rotate: StockRotate) -> StockRotation:
+        return StockRotation(rotate, prepared.far)
+
+    def remap(self, prepared: Rotation | StockRotation) -> Remap | None:
+        far, partial = prepared.far, functools.partial
+        if far is None:
+            return None
+        if isinstance(prepared, Rotation):
+            rotations = [partial(rotate_further, rotation=item, layout=self.layout) for item in prepared.further]
+        else:
+            offsets = (*far.query_offsets_BQ, far.key_offsets_BK)
+            rotations = [partial(prepared.rotate, offsets=item) for item in enumerate(offsets)]
+        return Remap(far.starts_BQ, far.keys_BK, tuple(rotations[:-1]), rotations[-1])
+
+    def details(self, seam: str) -> str:
+        if seam != "remap" or self.extension is None:
+            return ""
+        assert self.options.extend is not None
+        settings = dataclasses.asdict(self.extension).items()
+        reach = self.extension.reach(self.shape.max_positions)
+        return (
+            f"{self.options.extend['method']}, {', '.join(f'{name} {value}' for name, value in settings)}: no effect up "
+            f"to {self.extension.near_length} tokens; distances stay below the trained {self.shape.max_positions} "
+            + ("at any length" if reach is None else f"up to {reach} tokens")
+        )
 
 
 class XposOptions(Options):
