@@ -128,8 +128,8 @@ def _check_remap(schemes: list[Scheme], active: LayerSeams) -> None:
     others = [schemes[index].name for index in (*active["score"], *active["value"], *rotations) if index != first]
     if others:
         raise PosEncError(
-            f"{schemes[first].name}: extend computes near and far keys apart, where {others[0]!r} cannot act: use one of "
-            "the two in each layer (see the `layers` option)"
+            f"{schemes[first].name}: extend computes near and far keys apart, where {others[0]!r} cannot act: use one "
+            "of the two in each layer (see the `layers` option)"
         )
 
 

@@ -12,6 +12,7 @@ from .function import (
     ProjectionsDone,
     apply_rotation,
     check_backend,
+    far_rotation,
     scale_content,
     score_terms,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "annotate_caches",
     "apply_rotation",
     "check_backend",
+    "far_rotation",
     "materialize",
     "resolve_positions",
     "scale_content",

@@ -28,7 +28,7 @@ CAPS_OR_SINKS_ERROR = (
     '"values": false'
 )
 REMAP_BACKEND_ERROR = (
-    "{backend} cannot rotate far keys apart from near ones, as rope's extend does: use attn_implementation=\"sdpa\" or "
+    '{backend} cannot rotate far keys apart from near ones, as rope\'s extend does: use attn_implementation="sdpa" or '
     '"eager"'
 )
 REMAP_TERMS_ERROR = (

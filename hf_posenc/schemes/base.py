@@ -98,8 +98,8 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     """Base class of all position schemes.
 
     A subclass overrides the seams it acts at: `embed`, `rotate`, `score` and `value` (and `content_scale` and `remap`).
-    What it does not override stays as in the stock model. `prepare` runs once per forward pass and does the work that depends
-    on positions alone; its result is passed to the other seams. The engine calls the seams through
+    What it does not override stays as in the stock model. `prepare` runs once per forward pass and does the work that
+    depends on positions alone; its result is passed to the other seams. The engine calls the seams through
     `scheme("score", ...)`, so that forward hooks (offloading, FSDP, ZeRO) fire. `add_parameters` in `__init__` creates
     parameters that all layers share, and `layer_module` those of one layer.
 

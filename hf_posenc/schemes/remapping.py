@@ -173,9 +173,7 @@ def parse_extension(extend: dict[str, Any]) -> Extension:
     valid = [field.name for field in dataclasses.fields(method)]
     values = {key: value for key, value in extend.items() if key != "method"}
     if unknown := [key for key in values if key not in valid]:
-        raise PosEncError(
-            f"extend: {name} has no option {truncate_repr(unknown[0])}; expected some of {sorted(valid)}"
-        )
+        raise PosEncError(f"extend: {name} has no option {truncate_repr(unknown[0])}; expected some of {sorted(valid)}")
     try:
         return method(**values)
     except PosEncError as error:

@@ -1,21 +1,21 @@
-"""Rotary embeddings: RoPE (Su et al. 2021), and xPos (Sun et al. 2023), whose logits decay with the distance."""
+"""Rotary embeddings: RoPE (Su et al. 2021)."""
 
 import dataclasses
 import functools
-import math
 import types
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ..errors import PosEncError, SequenceLengthError
+from ..errors import PosEncError
 from ..validation import truncate_repr
 from . import Kind, ModelShape, Options, Positions, Remap, Scheme, is_tracing, option
 from .base import StockRotate
 from .functional import BASE
 from .options import describe_type, matches_type
 from .remapping import parse_extension
+from .rotations import FarRotation, Rotation, StockRotation, rotate_further, rotate_pairs, rotation
 
 LIST_KEYS = {"short_factor", "long_factor"}
 NUMBER_KEYS = {
@@ -27,70 +27,6 @@ NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 CHANGES_WITH_LENGTH = ("dynamic", "longrope")
 MAX_FREQUENCY, MIN_ATTENTION_FACTOR, MAX_ATTENTION_FACTOR = 1e4, 0.01, 100.0
 """Beyond any useful rotation: angles and attention scores stay finite in every dtype."""
-XPOS_GAMMA = 0.4
-MAX_EXPONENT = {torch.float16: 10.0}
-"""Beyond this exp() overflows the dtype; 80 for dtypes with the range of float32."""
-
-
-class FarRotation(NamedTuple):
-    """How much further queries and keys are rotated where they are far apart (see `remapping`)."""
-
-    starts_BQ: tuple[torch.Tensor, ...]
-    keys_BK: torch.Tensor
-    """The positions of the keys."""
-    query_offsets_BQ: tuple[torch.Tensor, ...]
-    key_offsets_BK: torch.Tensor
-
-
-class Rotation(NamedTuple):
-    """Rotary angles of one forward pass, (B, 1, Q, D). Starts with cos and sin: see `Scheme.uses_rotate_half`."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-    signed_sin: torch.Tensor
-    """The sines with the sign of the other feature of a pair, computed once instead of in every layer."""
-    far: FarRotation | None = None
-    further: tuple["Rotation", ...] = ()
-    """The rotations by the offsets of `far`: those of the queries, then that of the keys."""
-
-
-class StockRotation(NamedTuple):
-    """A rotation that is left to the architecture's own code."""
-
-    rotate: StockRotate
-    far: FarRotation | None
-
-
-def join_pairs(first: torch.Tensor, second: torch.Tensor, layout: str) -> torch.Tensor:
-    """Put the two values of each pair of features where the layout has these features."""
-    if layout == "interleaved":
-        return torch.stack([first, second], dim=-1).flatten(-2)
-    return torch.cat([first, second], dim=-1)
-
-
-def rotation(angles: torch.Tensor, layout: str) -> Rotation:
-    """Build the rotation by one angle per pair of features."""
-    cos, sin = angles.cos(), angles.sin()
-    return Rotation(join_pairs(cos, cos, layout), join_pairs(sin, sin, layout), join_pairs(-sin, sin, layout))
-
-
-def rotate_pairs(states: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, layout: str) -> torch.Tensor:
-    """Rotate the first features of each head, as many as there are angles, and leave the rest."""
-    size = cos.shape[-1]
-    rotated, rest = (states, None) if size == states.shape[-1] else (states[..., :size], states[..., size:])
-    if layout == "interleaved":
-        partners = rotated.view(*rotated.shape[:-1], -1, 2).flip(-1).flatten(-2)
-    else:
-        partners = rotated.roll(size // 2, -1)
-    rotated = rotated * cos.to(states.dtype) + partners * signed_sin.to(states.dtype)
-    return rotated if rest is None else torch.cat([rotated, rest], dim=-1)
-
-
-def rotate_further(states: torch.Tensor, rotation: Rotation, layout: str) -> torch.Tensor:
-    """Rotate states, perhaps only the first ones, that are rotated already; in float32 or wider."""
-    wide = states.to(torch.promote_types(states.dtype, torch.float32))
-    cos, signed_sin = (angles[:, :, : states.shape[2]] for angles in (rotation.cos, rotation.signed_sin))
-    return rotate_pairs(wide, cos, signed_sin, layout).to(states.dtype)
 
 
 class RopeOptions(Options):
@@ -235,14 +171,15 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         frequencies, factor = torch.tensor(self.frequencies, device=device), self.attention_factor
         if self.depends_on_length and (length := self._scaled_length(positions)) is not None:
             frequencies, factor = self._inverse_frequencies(length, device)
-        cos, sin, signed_sin, *_ = self._rotation(positions.queries_BQ, frequencies)
+        prepared, far = self._rotation(positions.queries_BQ, frequencies), self._far_rotation(positions)
         if factor != 1.0:
-            cos, sin, signed_sin = cos * factor, sin * factor, signed_sin * factor
-        far, further = self._far_rotation(positions), ()
-        if far is not None and not self.has_stock_angles:
-            offsets = (*far.query_offsets_BQ, far.key_offsets_BK)
-            further = tuple(self._rotation(offsets_BN, frequencies) for offsets_BN in offsets)
-        return Rotation(cos, sin, signed_sin, far, further)
+            cos, sin, signed_sin = (tensor * factor for tensor in prepared[:3])
+            prepared = Rotation(cos, sin, signed_sin)
+        if far is None:
+            return prepared
+        offsets = () if self.has_stock_angles else (*far.query_offsets_BQ, far.key_offsets_BK)
+        further = tuple(self._rotation(offsets_BN, frequencies) for offsets_BN in offsets)
+        return prepared._replace(far=far, further=further)
 
     def _rotation(self, positions_BN: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
         return rotation(positions_BN[:, None, :, None].float() * frequencies * self.shape.rotary_direction, self.layout)
@@ -256,9 +193,10 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
                 "rope: extend remaps the distance between tokens in a text, but these position_ids have several axes "
                 "(images or video): leave extend out, or pass text only"
             )
-        length = positions.length_bound if positions.length_bound is not None else positions.length()
-        if length is not None and length <= self.extension.near_length:
-            return None
+        if not is_tracing():  # compiled code must fit longer inputs too
+            length = positions.length_bound if positions.length_bound is not None else positions.length()
+            if length is not None and length <= self.extension.near_length:
+                return None
         queries_BQ, keys_BK = positions.queries_BQ, positions.keys_BK
         assert keys_BK is not None
         far = self.extension.far_positions(queries_BQ, keys_BK)
@@ -316,73 +254,10 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         if seam != "remap" or self.extension is None:
             return ""
         assert self.options.extend is not None
-        settings = dataclasses.asdict(self.extension).items()
+        settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(self.extension).items())
         reach = self.extension.reach(self.shape.max_positions)
         return (
-            f"{self.options.extend['method']}, {', '.join(f'{name} {value}' for name, value in settings)}: no effect up "
-            f"to {self.extension.near_length} tokens; distances stay below the trained {self.shape.max_positions} "
+            f"{self.options.extend['method']}, {settings}: no effect up to {self.extension.near_length} tokens; "
+            f"distances stay below the trained {self.shape.max_positions} "
             + ("at any length" if reach is None else f"up to {reach} tokens")
         )
-
-
-class XposOptions(Options):
-    scale_base: float = option(512.0, "distance over which the shortest wavelength decays to 0.29", above=0)
-
-
-class Decay(NamedTuple):
-    """The rotation, and the logarithm of the factor of each feature."""
-
-    rotation: Rotation
-    exponents: torch.Tensor
-    max_offset: int | None
-    """The largest distance of a position from the center; None if unknown."""
-
-
-class Xpos(Scheme[XposOptions, Decay]):
-    """Rotary embeddings with decay: queries shrink and keys grow with their position, so that far logits fade."""
-
-    name = "xpos"
-    paper = "Sun et al. 2023, https://arxiv.org/abs/2212.10554"
-    kind = Kind.ROTATION
-    formula = (
-        "rope, with q_i times zeta^((i - c) / scale_base) and k_j divided by the same at j, zeta = (2k + 0.4 d) / 1.4 d"
-    )
-    cost = "no parameters; as rope"
-    Options = XposOptions
-
-    def __init__(self, options: XposOptions, shape: ModelShape) -> None:
-        super().__init__(options, shape)
-        if shape.head_size % 2:
-            raise PosEncError(
-                f"xpos rotates pairs of features, but the head size {shape.head_size} is odd; use alibi or t5"
-            )
-        # Fixed, so that cached keys stay valid; in the middle, so that factors stay near one.
-        self.center = shape.max_positions // 2
-
-    def prepare(self, positions: Positions) -> Decay:
-        size, tokens = self.shape.head_size, positions.queries_BQ[:, None, :, None]
-        features = torch.arange(0, size, 2, device=tokens.device, dtype=torch.float)
-        zeta = (features + XPOS_GAMMA * size) / ((1 + XPOS_GAMMA) * size)
-        exponents = (tokens - self.center).float() / self.options.scale_base * zeta.log()
-        length = positions.length_bound if positions.length_bound is not None or is_tracing() else positions.length()
-        return Decay(
-            rotation(tokens * self.shape.rotary_direction / BASE ** (features / size), self.shape.rotary_layout),
-            join_pairs(exponents, exponents, self.shape.rotary_layout),
-            max_offset=None if length is None else max(length - self.center, self.center),
-        )
-
-    def rotate(self, states_BHQD: torch.Tensor, prepared: Decay, keys: bool) -> torch.Tensor:
-        if prepared.max_offset is not None:
-            self._check_overflow(states_BHQD.dtype, prepared.max_offset)
-        factors = (-prepared.exponents if keys else prepared.exponents).exp()
-        cos, _, signed_sin = prepared.rotation
-        return rotate_pairs(states_BHQD, cos * factors, signed_sin * factors, self.shape.rotary_layout)
-
-    def _check_overflow(self, dtype: torch.dtype, max_offset: int) -> None:
-        limit = MAX_EXPONENT.get(dtype, 80.0)
-        steepest = -math.log(XPOS_GAMMA / (1 + XPOS_GAMMA))
-        if max_offset * steepest / self.options.scale_base > limit:
-            raise SequenceLengthError(
-                f"xpos: at {max_offset} positions from the center the decay overflows {dtype}: raise scale_base above "
-                f"{math.ceil(max_offset * steepest / limit)}, use bfloat16 instead of float16, or shorten the input"
-            )

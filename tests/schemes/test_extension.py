@@ -224,7 +224,10 @@ def test_last_token_of_every_family_equals_stock_at_remapped_positions(model_typ
     if stock.config._attn_implementation == "eager":
         mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
     outputs = {}
-    for name, positions in (("remapped", positions_of_last_query(extend, length)), ("plain", torch.arange(length)[None])):
+    for name, positions in (
+        ("remapped", positions_of_last_query(extend, length)),
+        ("plain", torch.arange(length)[None]),
+    ):
         outputs[name] = families.output(stock, ids, attention_mask=mask, position_ids=positions.expand(2, -1))[:, -1]
     families.assert_close(families.output(model, ids)[:, -1], outputs["remapped"])
     rotates = families.ARCHITECTURES[model_type].rotates
