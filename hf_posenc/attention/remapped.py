@@ -24,7 +24,7 @@ KERNEL_CHUNK, WEIGHTS_CHUNK = 256, 256
 """Queries per chunk: computed by a kernel, and with explicit weights. Larger chunks compute more pairs of the wrong
 part, which the mask hides."""
 KERNEL_NAME = "_scaled_dot_product_flash_attention_for_cpu"
-"""torch's flash attention for CPUs, which scaled_dot_product_attention calls; itself, it returns the log-sum-exp too."""
+"""torch's flash attention for CPUs, below scaled_dot_product_attention, which does not return the log-sum-exp."""
 
 
 @dataclasses.dataclass(frozen=True)
