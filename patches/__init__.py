@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .live_models import retrofit as retrofit
     from .model_support import Support as Support
     from .model_support import support as support
+    from .tensor_parallel import check_undivided as check_undivided
     from .unsupported import Refusal as Refusal
     from .unsupported import refusal_of as refusal_of
     from .unsupported import refuse as refuse
@@ -57,6 +58,7 @@ _MODULES = {
     "architecture_of": "live_models",
     "base_models": "variants",
     "build_explanation": "explanation",
+    "check_undivided": "tensor_parallel",
     "explain": "explanation",
     "find_architecture": "families",
     "find_auto_class": "heads",

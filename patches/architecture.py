@@ -139,6 +139,12 @@ class Architecture:
             return None
         return Window(size, has_full_layers=layer_types is not None)
 
+    def has_window(self, config: PreTrainedConfig, layer: int) -> bool:
+        """Whether a layer has the sliding window."""
+        layer_types = getattr(config, "layer_types", None)
+        in_window = layer_types is None or layer_types[layer] == "sliding_attention"
+        return in_window and self.window(config) is not None
+
     def self_attentions(self, base: nn.Module) -> list[nn.Module]:
         """The self-attention modules of a base model, by layer."""
         return [layer.get_submodule(self.self_attention) for layer in base.get_submodule(self.layers).children()]

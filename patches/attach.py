@@ -166,6 +166,7 @@ def attach(base: Any, architecture: Architecture, plan: SchemePlan) -> dict[str,
         swap_class(module, attention_class(type(module), architecture))  # type: ignore[arg-type]
         module.config = AttentionConfig(module.config)  # type: ignore[assignment]
         module.layer_idx, module.angle_size = layer, angle_size  # type: ignore[assignment]
+        module.has_window = architecture.has_window(base.config, layer)  # type: ignore[assignment]
         if layer in plan.layer_modules:
             module.position_scheme = plan.layer_modules[layer]
     base.position_scheme = nn.ModuleList(plan.schemes)

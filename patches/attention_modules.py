@@ -23,6 +23,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from hf_posenc.attention import (
     ActiveScheme,
     LayerSchemes,
+    ProcessRank,
     Projections,
     ProjectionsDone,
     apply_rotation,
@@ -33,7 +34,7 @@ from hf_posenc.schemes import Positions, repeat_key_heads
 from hf_posenc.schemes.base import STOCK_ROTATION
 
 from .architecture import Architecture
-from .compat import AttentionConfig
+from .compat import AttentionConfig, find_process_rank
 
 CLASS_MODULE = "hf_posenc.models"
 """Where pickle looks the classes up."""
@@ -84,6 +85,8 @@ class PosEncAttention(nn.Module):
     config: AttentionConfig
     angle_size: int
     """The number of rotary angles that the stock forward expects; 0 if it does not rotate."""
+    has_window: bool
+    """Whether the layer has a sliding window."""
 
     @property
     def stock_config(self) -> PreTrainedConfig:
@@ -109,8 +112,14 @@ class PosEncAttention(nn.Module):
         query_BHRD = projections.query_BHND
         return query_BHRD[0], repeat_key_heads(projections.key_BGND, query_BHRD.shape[1])[0]
 
+    def process_rank(self) -> ProcessRank | None:
+        """This process among those that the layer's weights are divided among; None if they are not divided."""
+        return find_process_rank(self)
+
     def layer_schemes(self, positions: Positions) -> LayerSchemes:
         """The schemes that act in this layer, by seam."""
+        if self.has_window:
+            positions = positions.in_window()
         modules, seams = getattr(self, "position_scheme", {}), positions.active[self.layer_idx]
         # The call of a layer's module, not the module: hooks of models on several devices would move a module along.
         layer_params = {int(index): module.__call__ for index, module in modules.items()}

@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers.configuration_utils import PreTrainedConfig
     from transformers.modeling_utils import PreTrainedModel
+
+    from hf_posenc.attention import ProcessRank
 
 LoadHook = Callable[[Any, Any], Any]
 
@@ -70,6 +73,10 @@ class ModelHooks:
         """Upload the files that `push_to_hub` saved."""
         raise AssertionError("overridden")
 
+    def share_scheme_weights(self) -> None:
+        """Make processes that divide the model agree on the parameters of the schemes."""
+        raise AssertionError("overridden")
+
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
         """transformers reads the source of a class's module for this; that of a variant says nothing."""
@@ -82,6 +89,10 @@ class ModelHooks:
     def _init_weights(self, module: nn.Module) -> None:
         if not self.init_scheme_weights(module):
             super()._init_weights(module)  # type: ignore[misc]
+
+    def _initialize_missing_keys(self, *args: Any, **kwargs: Any) -> None:
+        super()._initialize_missing_keys(*args, **kwargs)  # type: ignore[misc]
+        self.share_scheme_weights()
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
         self.check_attn_implementation(attn_implementation)
@@ -222,6 +233,26 @@ def unshare_weight_conversions(names: Iterable[str]) -> None:
         if name in registered:
             registered.discard(name)
             conversion_mapping._checkpoint_conversion_mapping_cache.pop(name, None)
+
+
+def find_process_rank(module: nn.Module) -> ProcessRank | None:
+    """This process among those that tensor parallelism divides a module's weights among; None if it does not."""
+    from hf_posenc.attention import ProcessRank
+
+    parts: Iterable[Any] = module.modules()
+    mesh = next((part._hf_device_mesh for part in parts if hasattr(part, "_hf_device_mesh")), None)
+    if mesh is None:  # newer releases
+        meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())
+        mesh = next((mesh for mesh in meshes if mesh is not None and _has_tensor_axis(mesh)), None)
+    if mesh is None:
+        return None
+    axis = 0 if mesh.ndim == 1 else mesh.mesh_dim_names.index("tp")
+    return ProcessRank(mesh.get_group(axis), mesh.get_local_rank(axis), mesh.size(axis))
+
+
+def _has_tensor_axis(mesh: DeviceMesh) -> bool:
+    """Whether one axis of a mesh is for tensor parallelism: by its name, or because it is the only one, unnamed."""
+    return "tp" in mesh.mesh_dim_names if mesh.mesh_dim_names else mesh.ndim == 1
 
 
 def was_loaded(model: PreTrainedModel) -> bool:

@@ -9,14 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_posenc.attention import AttentionPath, DispatchKey, LayerSchemes, MaskKind, score_terms, select_path
+from hf_posenc.attention import (
+    AttentionPath,
+    DispatchKey,
+    LayerSchemes,
+    MaskKind,
+    find_local_heads,
+    score_terms,
+    select_path,
+)
 from hf_posenc.schemes import Content, Positions, Scheme
 from hf_posenc.schemes.base import STOCK_ROTATION
 
 from .attention_modules import PosEncAttention
 from .variants import base_models
 
-SEAMS = ("rotate", STOCK_ROTATION, "score", "value", "remap")
+SEAMS = ("rotate", STOCK_ROTATION, "content_scale", "score", "value", "remap")
 BACKENDS = ("sdpa", "eager", "flex_attention", "flash_attention_2")
 SITUATIONS: dict[str, dict[str, Any]] = {
     "no padding": {},
@@ -111,14 +119,11 @@ def _layer_report(module: PosEncAttention, positions: Positions, base: Any) -> L
     needs_distances = any(scheme.needs_distances for scheme in positions.schemes if scheme.acts_at("score"))
     term_types = frozenset(type(term) for term in _score_terms(module, layer, base))
     on_cpu = next(base.parameters()).device.type in ("cpu", "meta")
-    layer_types = getattr(base.config, "layer_types", None)
-    in_window = layer_types is None or layer_types[module.layer_idx] == "sliding_attention"
-    has_window = base.posenc.window is not None and in_window
     caps_or_sinks = any(getattr(module, name, None) is not None for name in ("attn_logit_softcapping", "sinks"))
     choices = []
     for backend, (situation, facts) in itertools.product(BACKENDS, SITUATIONS.items()):
         uniform = facts.get("uniform", True) or not needs_distances
-        if has_window:  # inputs longer than the window are masked by it
+        if module.has_window:  # inputs longer than the window are masked by it
             facts = {**facts, "mask": MaskKind.OTHER}
         common = {"term_types": term_types, "has_value_terms": bool(layer.value), "on_cpu": on_cpu}
         common.update(caps_or_sinks=caps_or_sinks, remapped=bool(layer.remap))
@@ -134,12 +139,28 @@ def _describe(scheme: Scheme, seam: str) -> str:
 
 def _score_terms(module: PosEncAttention, layer: LayerSchemes, base: Any) -> list[Any]:
     """The score terms of a layer for two tokens of zeros."""
+    if module.process_rank() is not None:
+        return _local_score_terms(module, layer)
     shape, parameter = layer.positions.schemes[0].shape, next(base.parameters())
     num_key_heads = getattr(base.config, "num_key_value_heads", None) or shape.num_heads
     query, key = (parameter.new_zeros(1, heads, 2, shape.head_size) for heads in (shape.num_heads, num_key_heads))
     visible = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=query.device)
     content = Content(query, query, key, 1.0, lambda: visible, module.project_rows)
     return score_terms(layer.score, content)
+
+
+def _local_score_terms(module: PosEncAttention, layer: LayerSchemes) -> list[Any]:
+    """The same for the heads that this process has, under tensor parallelism."""
+    if not layer.score:
+        return []
+    width, parameter = layer.score[0].scheme.shape.hidden_size, next(module.parameters())
+    projections = module.project(torch.zeros(1, 2, width, device=parameter.device, dtype=parameter.dtype))
+    query, key = projections.query_BHND, projections.key_BGND
+    local_heads = find_local_heads(module, query, key, [active.scheme for active in layer.score])
+    visible = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=query.device)
+    heads = None if local_heads is None else local_heads.heads
+    content = Content(query, query, key, projections.scaling, lambda: visible, module.project_rows, heads)
+    return score_terms(layer.score, content, local_heads)
 
 
 def _format_choices(choices: tuple[PathChoice, ...]) -> list[str]:

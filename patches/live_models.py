@@ -19,6 +19,7 @@ from .attach import attach, detach, init_live_weights, plan_schemes, with_scheme
 from .compat import checkpoint_name, set_checkpoint_name, swap_class, was_loaded
 from .families import find_architecture
 from .saving import install_save_guard
+from .tensor_parallel import share_scheme_weights
 from .unsupported import refuse
 from .variants import (
     PosEncBaseModel,
@@ -115,6 +116,7 @@ def retrofit(model: Model, position_scheme: PositionScheme) -> Model:
     for base, plan in zip(bases, plans, strict=True):
         init_live_weights(plan, base.get_input_embeddings().weight, base.training)
         plan.state.replaced = attach(base, architecture, plan)
+        share_scheme_weights(base)
         plan.state.loaded_from = loaded_from
     for module in model.modules():
         if isinstance(module, architecture.family):

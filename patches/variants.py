@@ -15,7 +15,14 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_posenc.attention import ResolvedPositions, annotate_caches, check_backend, resolve_positions, token_like
+from hf_posenc.attention import (
+    ResolvedPositions,
+    annotate_caches,
+    check_backend,
+    check_sequence_parallel,
+    resolve_positions,
+    token_like,
+)
 from hf_posenc.config import SchemeOrigin, VariantConfig, variant_config_class
 from hf_posenc.errors import PosEncError
 from hf_posenc.schemes import is_tracing
@@ -25,6 +32,7 @@ from .architecture import Architecture
 from .attach import SchemeState, attach, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
 from .attention_modules import CLASS_MODULE
 from .compat import ModelHooks, attn_implementation, checkpoint_name, set_checkpoint_name
+from .tensor_parallel import share_scheme_weights
 
 FLATTENED = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
 """Inputs with an axis for choices (double heads) are flattened, which stock models do for token ids only."""
@@ -81,6 +89,10 @@ class PosEncModel(ModelHooks):
     def init_scheme_weights(self, module: nn.Module) -> bool:
         return init_scheme_weights(module)
 
+    def share_scheme_weights(self: Any) -> None:
+        for base in base_models(self):
+            share_scheme_weights(base)
+
     def check_attn_implementation(self, attn_implementation: str | None) -> None:
         check_backend(attn_implementation, self.config.position_specs)
 
@@ -133,7 +145,8 @@ class PosEncBaseModel(PosEncModel):
             inputs["inputs_embeds"] = embedding(inputs.pop("input_ids"))
         inputs_embeds = inputs.get("inputs_embeds")
         rotary_positions = _split_position_axes(inputs, self.architecture.position_axes)
-        if inputs.get("position_ids") is not None:
+        has_position_ids = inputs.get("position_ids") is not None
+        if has_position_ids:
             _count_from_zero(inputs, self.architecture.first_position(config))
         resolved = resolve_positions(
             inputs,
@@ -150,6 +163,7 @@ class PosEncBaseModel(PosEncModel):
             window=state.window,
         )
         positions = resolved.positions
+        check_sequence_parallel(positions, has_position_ids)
         if self.architecture.fill_inputs is not None:
             self.architecture.fill_inputs(inputs)
         for index in state.at_embedding:

@@ -18,7 +18,7 @@ from transformers import AutoModel, BertConfig, GPT2Config, PreTrainedModel
 from .. import checkpoints
 from ..attention import ActiveScheme, LayerSchemes, far_rotation, materialize, score_terms
 from ..errors import PosEncError
-from ..patches import PosEncModel, architecture_of, base_models, restore, retrofit
+from ..patches import PosEncModel, architecture_of, base_models, check_undivided, restore, retrofit
 from ..patches.compat import attn_implementation
 from ..schemes import Content, DistanceBias, InputScheme, KeyTerm, ModelShape, Positions, QueryTerm, Scheme
 from ..spec import PositionScheme
@@ -56,6 +56,7 @@ class ModelInspector:
     def __init__(self, base: PreTrainedModel, length: int) -> None:
         if length < 2:
             raise PosEncError(f"length must be at least 2, got {length}")
+        check_undivided(base, "The analysis of a model")
         self.base = base
         self.schemes: list[Scheme] = list(base.position_scheme)
         self.name = " + ".join(scheme.name for scheme in self.schemes)

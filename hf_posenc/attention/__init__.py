@@ -16,8 +16,10 @@ from .function import (
     scale_content,
     score_terms,
 )
-from .masks import Window, visible_pairs
+from .masks import Window, document_starts, visible_pairs
 from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
+from .sequence_parallel import check_sequence_parallel
+from .tensor_parallel import ProcessRank, broadcast_parameters, find_local_heads
 
 __all__ = [
     "ActiveScheme",
@@ -26,14 +28,19 @@ __all__ = [
     "LayerSchemes",
     "MaskKind",
     "PositionNeeds",
+    "ProcessRank",
     "Projections",
     "ProjectionsDone",
     "ResolvedPositions",
     "Window",
     "annotate_caches",
     "apply_rotation",
+    "broadcast_parameters",
     "check_backend",
+    "check_sequence_parallel",
+    "document_starts",
     "far_rotation",
+    "find_local_heads",
     "materialize",
     "resolve_positions",
     "scale_content",

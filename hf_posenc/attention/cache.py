@@ -17,7 +17,8 @@ from transformers.utils import ModelOutput
 
 from ..errors import PosEncError
 from ..schemes import is_tracing
-from .masks import PositionOrder, document_starts
+from .key_counts import visible_spans
+from .masks import PositionOrder
 
 if TYPE_CHECKING:
     from .positions import ResolvedPositions, TokenLayout
@@ -199,32 +200,13 @@ def running_mean_embeds(
     num_keys = visible_BK.shape[1]
     with_count_BKF = pad(embeds_BKE[:, :num_keys], (0, 1), value=1.0)  # a column of ones counts the visible tokens
     sums_BKF = pad((with_count_BKF * visible_BK.unsqueeze(-1)).cumsum(1), (0, 0, 1, 0))
-    start_BQ, stop_BQ = _visible_spans(inputs_embeds_BQE, layout, visible_BK, causal)
+    start_BQ, stop_BQ = visible_spans(layout, visible_BK, causal)
 
     def sum_before(slots_BQ: torch.Tensor) -> torch.Tensor:
         return sums_BKF.gather(1, slots_BQ.unsqueeze(-1).expand(-1, -1, sums_BKF.shape[-1]))
 
     span_sums_BQF = sum_before(stop_BQ) - sum_before(start_BQ)
     return span_sums_BQF[..., :-1] / span_sums_BQF[..., -1:].clamp(min=1)
-
-
-def _visible_spans(
-    inputs_embeds_BQE: torch.Tensor, layout: TokenLayout, visible_BK: torch.Tensor, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first slot that each token can see, and the one after the last."""
-    batch, num_queries, _ = inputs_embeds_BQE.shape
-    slots_BQ = (torch.arange(num_queries, device=inputs_embeds_BQE.device) + layout.num_cached).expand(batch, -1)
-    start_BQ = torch.zeros_like(slots_BQ)
-    stop_BQ = slots_BQ + 1 if causal else torch.full_like(slots_BQ, visible_BK.shape[1])
-    if layout.order not in (PositionOrder.PACKED, PositionOrder.UNKNOWN):
-        return start_BQ, stop_BQ
-    # Packed rows never continue a cache (that is refused), so slots count from the start of the row.
-    starts_BQ = document_starts(layout.queries_BQ.expand(batch, -1), visible_BK)
-    start_BQ = torch.where(starts_BQ, slots_BQ, 0).cummax(-1).values
-    if not causal:
-        next_start_BQ = pad(torch.where(starts_BQ, slots_BQ, num_queries)[:, 1:], (0, 1), value=num_queries)
-        stop_BQ = next_start_BQ.flip(-1).cummin(-1).values.flip(-1)
-    return start_BQ, stop_BQ
 
 
 def _concat_cached_embeds(

@@ -8,8 +8,9 @@ Shape legend: B batch, H heads, Q queries, K keys, D head size, L = Q + K - 1 di
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from ..errors import PosEncError
-from ..schemes import Content, LayerParams, Positions, Remap, Scheme, Term
+from ..schemes import Content, DistanceTable, LayerParams, Positions, Remap, Scheme, Term
 from .chunked import chunked_attention
 from .dense import dense_attention, dense_bias_attention, dense_bias_by_heads
 from .dispatch import (
@@ -35,6 +36,7 @@ from .flex import flex_attention_with_terms, run_flex_attention
 from .masks import visible_pairs
 from .remapped import remapped_attention, remapped_attention_chunked, remapped_attention_merged
 from .strided import strided_attention, strided_attention_unpadded
+from .tensor_parallel import LocalHeads, check_rotations, find_local_heads
 
 ATTENTION_NAME = "hf_posenc"
 
@@ -84,20 +86,52 @@ def apply_rotation(states_BHQD: torch.Tensor, rotations: Sequence[ActiveScheme],
     return states_BHQD
 
 
-def score_terms(schemes: Sequence[ActiveScheme], content: Content) -> list[Term]:
-    """Everything that schemes add to the scaled logits."""
+def score_terms(schemes: Sequence[ActiveScheme], content: Content, local_heads: LocalHeads | None = None) -> list[Term]:
+    """Everything that schemes add to the scaled logits, of all heads or those of this process."""
     terms: list[Term] = []
-    for scheme, prepared, layer_params in schemes:
-        scheme_terms = scheme("score", prepared, layer_params, content)
+    for call, prepared, layer_params in _callable_schemes(schemes, local_heads):
+        scheme_terms = call("score", prepared, layer_params, content)
         terms.extend(scheme_terms if isinstance(scheme_terms, list) else [scheme_terms])
-    return terms
+    return terms if local_heads is None else [local_heads.select_term(term) for term in terms]
 
 
-def scale_content(query_BHQD: torch.Tensor, schemes: Sequence[ActiveScheme]) -> torch.Tensor:
-    """Apply the per-head scales of the schemes that rescale query times key."""
-    for scheme, _, layer_params in schemes:
-        query_BHQD = query_BHQD * scheme("content_scale", layer_params).to(query_BHQD)[:, None, None]
+def scale_content(
+    query_BHQD: torch.Tensor, schemes: Sequence[ActiveScheme], local_heads: LocalHeads | None = None
+) -> torch.Tensor:
+    """Apply the factors of the schemes that rescale query times key."""
+    for call, prepared, layer_params in _callable_schemes(schemes, local_heads):
+        factors_BHQ = call("content_scale", prepared, layer_params)
+        factors_BHQ = factors_BHQ if local_heads is None else local_heads.select(factors_BHQ, 1)
+        # Multiplied in the wider dtype, as Llama 4 does, then rounded once.
+        query_BHQD = (query_BHQD * factors_BHQ.to(query_BHQD.device).unsqueeze(-1)).to(query_BHQD.dtype)
     return query_BHQD
+
+
+def value_tables(schemes: Sequence[ActiveScheme], local_heads: LocalHeads | None) -> list[DistanceTable]:
+    """The vectors per distance that schemes add to the values, of all heads or those of this process."""
+    tables = [
+        call("value", prepared, layer_params)
+        for call, prepared, layer_params in _callable_schemes(schemes, local_heads)
+    ]
+    return tables if local_heads is None else [local_heads.select_table(table) for table in tables]
+
+
+def _callable_schemes(
+    schemes: Sequence[ActiveScheme], local_heads: LocalHeads | None
+) -> Iterator[tuple[Callable[..., Any], Any, LayerParams | None]]:
+    """The schemes as functions of a seam; if heads are divided, gradients of parameters are summed over processes."""
+    for scheme, prepared, layer_params in schemes:
+        if local_heads is None:
+            yield scheme, prepared, layer_params
+        else:
+            call = functools.partial(scheme, transform=local_heads.sum_gradients)
+            yield call, prepared, _transformed_params(layer_params, local_heads)
+
+
+def _transformed_params(layer_params: LayerParams | None, local_heads: LocalHeads) -> LayerParams | None:
+    if layer_params is None:
+        return None
+    return lambda: {name: local_heads.sum_gradients(parameter) for name, parameter in layer_params().items()}
 
 
 def far_rotation(schemes: Sequence[ActiveScheme]) -> Remap | None:
@@ -133,10 +167,14 @@ def posenc_attention_forward(
     stock: Callable[..., AttentionOutput] = ALL_ATTENTION_FUNCTIONS.get_interface(backend, module.stock_eager)
     unrotated_query = query
     if posenc.rotate:
+        check_rotations(query, [active.scheme for active in posenc.rotate])
         query = apply_rotation(query, posenc.rotate, keys=False)
         if module.cache_argument is None:  # otherwise rotated on their way into the cache
             key = apply_rotation(key, posenc.rotate, keys=True)
     if not posenc.score and not posenc.value and far_rotation(posenc.remap) is None:
+        if posenc.content_scale:
+            local_heads = find_local_heads(module, query, key, [active.scheme for active in posenc.content_scale])
+            query = scale_content(query, posenc.content_scale, local_heads)
         if backend == "flex_attention" and not has_caps_or_sinks(kwargs):
             return run_flex_attention(module, query, key, value, attention_mask, **kwargs)
         if is_flash_attention_requested(requested_attention_implementation=backend):
@@ -182,16 +220,19 @@ def _prepare_call(
     is_causal = kwargs.get("is_causal")
     causal = (module.is_causal if is_causal is None else is_causal) and query.shape[2] > 1 and attention_mask is None
     scaling = kwargs.pop("scaling", None) or query.shape[-1] ** -0.5
+    per_head = [active.scheme for active in (*posenc.score, *posenc.value, *posenc.content_scale)]
+    local_heads = find_local_heads(module, query, key, per_head) if per_head else None
     content = Content(
         unrotated_query,
         query,
         key,
         scaling,
         lambda: visible_pairs(attention_mask, causal, query, positions.key_length),
-        module.project_rows,
+        module.project_rows if local_heads is None else local_heads.with_partial_gradients(module.project_rows),
+        None if local_heads is None else local_heads.heads,
     )
-    terms = score_terms(posenc.score, content)
-    scaled_query = scale_content(query, posenc.content_scale) if posenc.content_scale else query
+    terms = score_terms(posenc.score, content, local_heads)
+    scaled_query = scale_content(query, posenc.content_scale, local_heads) if posenc.content_scale else query
     if causal and key.shape[2] > query.shape[2]:  # slots of a static cache that a first call leaves empty
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     return AttentionCall(
@@ -205,7 +246,7 @@ def _prepare_call(
         scaling=scaling,
         dropout=kwargs.pop("dropout", 0.0),
         terms=terms,
-        value_tables=[scheme("value", prepared, layer_params) for scheme, prepared, layer_params in posenc.value],
+        value_tables=value_tables(posenc.value, local_heads),
         positions=positions,
         content=content,
         stock_kwargs=kwargs,

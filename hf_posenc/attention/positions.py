@@ -28,6 +28,7 @@ from .cache import (
     concat_cached_positions,
     running_mean_embeds,
 )
+from .key_counts import key_counts
 from .masks import PositionOrder, Window, by_layer_type, classify_positions, document_mask, visible_keys
 
 
@@ -37,6 +38,7 @@ class PositionNeeds:
 
     distances: bool
     key_positions: bool
+    key_counts: bool
     context: bool
     length: bool
 
@@ -46,6 +48,7 @@ class PositionNeeds:
         return cls(
             distances=any(scheme.needs_distances for scheme, acts in pairs if acts & {"score", "value"}),
             key_positions=any(scheme.needs_key_positions for scheme in schemes),
+            key_counts=any(scheme.needs_key_counts for scheme in schemes),
             context=any(scheme.needs_context for scheme, acts in pairs if "embed" in acts),
             length=any(scheme.depends_on_length for scheme in schemes),
         )
@@ -125,6 +128,7 @@ def resolve_positions(
     num_queries = tokens.shape[-1]
     num_rows = tokens.numel() // max(num_queries, 1)
     mask, position_ids = inputs.get("attention_mask"), inputs.get("position_ids")
+    given_mask = mask
     if isinstance(mask, dict):  # generate() prepares one mask per type of layer
         inputs = {**inputs, "attention_mask": mask.get("full_attention")}
     padding_BK = mask.reshape(num_rows, -1).bool() if isinstance(mask, torch.Tensor) and mask.dim() < 4 else None
@@ -146,7 +150,9 @@ def resolve_positions(
             hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
             mask = pad(mask, (0, key_length - num_queries), value=hidden)
             mask = mask if window is None else by_layer_type(mask, window, causal)
-    context_BQE, spans = None, None
+    context_BQE, spans, counts_BHQ, window_counts_BHQ = None, None, None, None
+    if needs.key_counts:
+        counts_BHQ, window_counts_BHQ = key_counts(given_mask, layout, causal, window)
     if needs.context:
         if mask is not None and not isinstance(mask, (torch.Tensor, dict)):
             raise PosEncError('query="context" has to read the attention mask: pass a tensor, not a BlockMask')
@@ -169,6 +175,8 @@ def resolve_positions(
         backend=backend,
         dtype=torch.float64 if dtype == torch.float64 else torch.float32,
         keys_BK=keys_BK,
+        key_counts_BHQ=counts_BHQ,
+        window_key_counts_BHQ=window_counts_BHQ,
         spans=spans,
         table=table,
         rotary=rotary,

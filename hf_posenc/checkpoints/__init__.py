@@ -2,7 +2,7 @@
 
 from .companions import Companions, check_links, remove_code_fields, to_json_bytes
 from .convert import Conversion, convert_checkpoint
-from .drift import Drift
+from .drift import Drift, read_sequences
 from .files import (
     COMPANION_FILES,
     LENGTH_CURVE_FILE,
@@ -24,6 +24,6 @@ __all__ = ["Conversion", "Drift", "Inspection", "convert_checkpoint", "inspect_c
 __all__ += ["Companions", "check_links", "remove_code_fields", "to_json_bytes"]
 __all__ += ["COMPANION_FILES", "LENGTH_CURVE_FILE", "RECOVERY_FILE", "RUN_STATE_FILE"]
 __all__ += ["checkpoint_step", "fsync", "is_out_of_space", "list_checkpoints", "verify_manifest"]
-__all__ += ["is_scheme_parameter", "load_model", "load_tokenizer"]
+__all__ += ["is_scheme_parameter", "load_model", "load_tokenizer", "read_sequences"]
 __all__ += ["read_config", "read_config_fields", "read_json", "read_json_object", "read_shards"]
 __all__ += ["translate_hub_errors", "write_manifest"]

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -31,6 +32,8 @@ from .source import Shard, Source, open_source
 
 RotaryChange = Literal["interleaved_to_halves", "halves_to_interleaved"]
 """Meta's LLaMA files and GPT-J rotate neighbouring features together, transformers mostly those half a head apart."""
+WarmStart = Callable[[Path, Path], None]
+"""Called with the directories of the source and of the variant, which it changes in place."""
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -47,6 +50,7 @@ class Conversion:
         linked_shards: Files that were hard-linked (or copied) unchanged.
         rewritten_shards: Files that lost a tensor or had rotary features reordered.
         left_out: Code and pickles of the source, and fields of its JSON files that name code.
+        warm_started: Whether there was a warm start; then all shards are rewritten.
         drift: How far outputs moved from the source's, if `drift_text` was given.
     """
 
@@ -58,6 +62,7 @@ class Conversion:
     linked_shards: tuple[str, ...]
     rewritten_shards: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    warm_started: bool = False
     drift: Drift | None = None
 
     def __str__(self) -> str:
@@ -67,6 +72,8 @@ class Conversion:
             if label != "kept":
                 lines.extend(f"    {name} ({numel:,})" for name, numel in sorted(tensors.items()))
         lines += [f"  left out: {name}" for name in self.left_out]
+        if self.warm_started:
+            lines.append("  started from the attention of the source")
         if self.drift is not None:
             lines.append(f"  drift from the source: {self.drift}")
         return "\n".join(lines)
@@ -80,13 +87,15 @@ def convert_checkpoint(
     force: bool = False,
     seed: int = 0,
     rotary_weights: RotaryChange | None = None,
+    warm_start: WarmStart | None = None,
     drift_text: str | Path | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
 ) -> Conversion:
     """Write a variant of a checkpoint with another position scheme, without building the model.
 
-    At most one shard is held in memory. The output directory is complete when this returns, and absent if it fails.
+    At most one shard is held in memory, unless there is a warm start. The output directory is complete when this
+    returns, and absent if it fails.
 
     Args:
         source: A checkpoint directory or a Hub id. Only safetensors are read.
@@ -96,7 +105,9 @@ def convert_checkpoint(
         seed: For schemes with random initial values.
         rotary_weights: Reorder query and key features: "interleaved_to_halves" for weights in the order of
             Meta's files, "halves_to_interleaved" for rope with `layout="interleaved"`.
-        drift_text: A text file on which to compare the outputs of source and variant. Loads both models.
+        warm_start: Changes the written variant to start closer to the source, such as
+            `hf_posenc.training.ClosedFormStart(text_file)`. Loads both models.
+        drift_text: A text file on which to compare the outputs of source and variant. Loads one model at a time.
         revision: Branch, tag or commit of a Hub id.
         token: A Hub token; by default the stored one.
 
@@ -132,6 +143,8 @@ def convert_checkpoint(
         linked, rewritten = _write_weights(checkpoint, dropped, row_orders, added, directory)
         companions.copy_to(directory)
         config.save_pretrained(directory)
+        if warm_start is not None:
+            warm_start(checkpoint.directory, directory)
         if drift_text is not None:
             drift = measure_drift(checkpoint.directory, directory, Path(drift_text))
     return Conversion(
@@ -140,9 +153,10 @@ def convert_checkpoint(
         dropped={name: checkpoint.tensors[name].numel() for name in dropped},
         added={name: tensor.numel() for name, tensor in added.items()},
         kept={name: tensor.numel() for name, tensor in checkpoint.tensors.items() if name not in dropped},
-        linked_shards=tuple(linked),
-        rewritten_shards=tuple(rewritten),
+        linked_shards=() if warm_start is not None else tuple(linked),
+        rewritten_shards=tuple(linked + rewritten) if warm_start is not None else tuple(rewritten),
         left_out=left_out,
+        warm_started=warm_start is not None,
         drift=drift,
     )
 

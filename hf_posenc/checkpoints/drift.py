@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.nn import functional
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from ..errors import PosEncError
 from ..patches import ARCHITECTURES, find_auto_class, max_positions
 from .loading import load_model, load_tokenizer
 from .source import read_config
 
-MAX_SEQUENCE_LENGTH, MAX_SEQUENCES, BATCH_SIZE = 512, 64, 8
+MAX_SEQUENCE_LENGTH, MAX_SEQUENCES, TOKENS_PER_CHUNK = 512, 64, 64
 MAX_CHARACTERS = 16 * MAX_SEQUENCE_LENGTH * MAX_SEQUENCES
 """How much text is tokenized at most to fill the sequences."""
+LANGUAGE_MODELS = ["AutoModelForCausalLM", "AutoModelForMaskedLM"]
+"""Other heads are left out."""
+STATES, IGNORED = "hidden_states", -100
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,47 +55,130 @@ class Drift:
 
 @torch.no_grad()
 def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
-    """Load two checkpoints and compare them on the beginning of a text file."""
+    """Compare two checkpoints on the beginning of a text file.
+
+    The models are loaded one after the other, and the hidden states of the first wait in temporary files, so that no
+    more memory is needed than for one of them.
+
+    Args:
+        before: The source of a conversion.
+        after: The variant made from it, with the same head.
+        text_file: The text.
+
+    Returns:
+        How far the outputs of `after` are from those of `before`.
+    """
     config = read_config(before)
-    sequences = _read_sequences(before, text_file, config.vocab_size, max_positions(config))
-    causal = ARCHITECTURES[config.model_type].is_causal(config)
-    auto_class = find_auto_class(config.architectures or []) or "AutoModel"
-    models = [load_model(directory, auto_class)[0] for directory in (before, after)]
-    cosine = divergence = 0.0
-    losses, num_predicted = torch.zeros(2, dtype=torch.double), 0
-    has_head = False
-    for input_ids in sequences.split(BATCH_SIZE):
-        outputs, new_outputs = (model(input_ids, output_hidden_states=True) for model in models)
-        similarity = functional.cosine_similarity(outputs.hidden_states[-1], new_outputs.hidden_states[-1], dim=-1)
-        cosine += similarity.double().sum().item()
-        if has_head := hasattr(outputs, "logits"):
-            log_probs, new_log_probs = (out.logits.float().log_softmax(-1) for out in (outputs, new_outputs))
-            divergence += (log_probs.exp() * (log_probs - new_log_probs)).sum().item()
-        if has_head and causal:
-            num_predicted += input_ids[:, 1:].numel()
-            for index, predicted in enumerate((log_probs, new_log_probs)):
-                losses[index] -= predicted[:, :-1].gather(-1, input_ids[:, 1:, None]).sum()
-    perplexities = (losses / num_predicted).exp().tolist() if num_predicted else (None, None)
-    num_tokens = sequences.numel()
-    return Drift(num_tokens, cosine / num_tokens, divergence / num_tokens if has_head else None, *perplexities)
+    sequences = read_sequences(before, text_file)
+    batches = sequences.split(max(MAX_SEQUENCE_LENGTH // sequences.shape[1], 1))
+    with tempfile.TemporaryDirectory(prefix="hf-posenc-") as directory:
+        files = [Path(directory) / f"{index}.safetensors" for index in range(len(batches))]
+        source, _ = load_model(before)
+        for input_ids, path in _progress(zip(batches, files, strict=True), len(files), "Running the source"):
+            save_file({STATES: source(input_ids)[0].contiguous()}, path)
+        del source
+        auto_class = find_auto_class(config.architectures or [], LANGUAGE_MODELS) or "AutoModel"
+        variant, _ = load_model(after, auto_class)
+        is_causal = ARCHITECTURES[config.model_type].is_causal(config) and auto_class != "AutoModel"
+        sums = _Sums()
+        for input_ids, path in _progress(zip(batches, files, strict=True), len(files), "Running the variant"):
+            states_BNE = load_file(path)[STATES]
+            new_states_BNE, logits, new_logits = _run_with(variant, input_ids, states_BNE)
+            similarity_BN = functional.cosine_similarity(states_BNE.float(), new_states_BNE.float(), dim=-1)
+            sums.cosine += similarity_BN.double().sum().item()
+            if logits is not None and new_logits is not None:
+                sums.add_predictions(logits, new_logits, input_ids if is_causal else None)
+    return sums.drift(sequences.numel(), has_head=auto_class != "AutoModel")
 
 
-def _read_sequences(checkpoint: Path, text_file: Path, vocab_size: int, max_length: int) -> torch.Tensor:
-    """Token ids of equally long sequences from the beginning of a text file."""
+@dataclasses.dataclass
+class _Sums:
+    """Sums over tokens."""
+
+    cosine: float = 0.0
+    divergence: float = 0.0
+    losses: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(2, dtype=torch.double))
+    num_predicted: int = 0
+
+    def add_predictions(
+        self, logits_BNV: torch.Tensor, new_logits_BNV: torch.Tensor, input_ids: torch.Tensor | None
+    ) -> None:
+        """Add the predictions of a batch, a few tokens at a time; losses only if `input_ids` are given."""
+        next_ids_BN = None if input_ids is None else functional.pad(input_ids[:, 1:], (0, 1), value=IGNORED)
+        for start in range(0, logits_BNV.shape[1], TOKENS_PER_CHUNK):
+            chunk = slice(start, start + TOKENS_PER_CHUNK)
+            log_probs, new_log_probs = (
+                values[:, chunk].float().log_softmax(-1) for values in (logits_BNV, new_logits_BNV)
+            )
+            if next_ids_BN is not None:
+                labels = next_ids_BN[:, chunk].flatten()
+                self.num_predicted += int((labels != IGNORED).sum())
+                for index, predicted in enumerate((log_probs, new_log_probs)):
+                    self.losses[index] += functional.nll_loss(
+                        predicted.flatten(0, 1), labels, ignore_index=IGNORED, reduction="sum"
+                    )
+            self.divergence += (log_probs.exp() * (log_probs - new_log_probs)).sum().item()
+
+    def drift(self, num_tokens: int, has_head: bool) -> Drift:
+        """The means."""
+        perplexities = (self.losses / self.num_predicted).exp().tolist() if self.num_predicted else (None, None)
+        divergence = self.divergence / num_tokens if has_head else None
+        return Drift(num_tokens, self.cosine / num_tokens, divergence, *perplexities)
+
+
+def _run_with(
+    model: PreTrainedModel, input_ids: torch.Tensor, states_BNE: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Run a model, and its head also on the hidden states of another model.
+
+    Returns:
+        The model's own last hidden states, the logits for the other states, and its own logits.
+    """
+    own_states: list[torch.Tensor] = []
+
+    def append_states(module: nn.Module, args: object, output: ModelOutput) -> ModelOutput:
+        own_states.append(output.last_hidden_state)
+        output.last_hidden_state = torch.cat([states_BNE.to(output.last_hidden_state), output.last_hidden_state])
+        return output
+
+    with model.base_model.register_forward_hook(append_states):
+        logits = getattr(model(input_ids), "logits", None)
+    return (own_states[0], None, None) if logits is None else (own_states[0], *logits.chunk(2))
+
+
+def _progress(items: Iterable[T], total: int, description: str) -> Iterable[T]:
+    return tqdm(items, total=total, desc=description, unit="batch")
+
+
+def read_sequences(checkpoint: Path, text_file: Path, max_length: int = MAX_SEQUENCE_LENGTH) -> torch.Tensor:
+    """Token ids of equally long sequences from the beginning of a text file, (number, length).
+
+    Args:
+        checkpoint: The directory of the model that will read them, with its tokenizer.
+        text_file: The text.
+        max_length: The most tokens per sequence; fewer if the text or the model's positions end before.
+
+    Returns:
+        At most 64 sequences.
+
+    Raises:
+        PosEncError: If the tokenizer or the text cannot be used.
+    """
+    config = read_config(checkpoint)
     try:
         tokenizer = load_tokenizer(checkpoint)
         text = text_file.read_text(encoding="utf-8")[:MAX_CHARACTERS]
     except (OSError, ValueError) as error:
-        raise PosEncError(f"Cannot measure drift: {error}") from error
+        raise PosEncError(f"Cannot read the text: {error}") from error
     if tokenizer is None:
-        raise PosEncError(f"Cannot measure drift: {checkpoint} has no tokenizer files")
+        raise PosEncError(f"Cannot tokenize {text_file}: {checkpoint} has no tokenizer files")
     input_ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"], dtype=torch.long)
     if not len(input_ids):
-        raise PosEncError(f"Cannot measure drift: {text_file} has no tokens")
-    if input_ids.max() >= vocab_size:
+        raise PosEncError(f"{text_file} has no tokens")
+    if input_ids.max() >= config.vocab_size:
         raise PosEncError(
-            f"Cannot measure drift: the tokenizer produced token {input_ids.max()}, but the model's vocabulary has "
-            f"{vocab_size:,} tokens"
+            f"The tokenizer of {checkpoint} produced token {input_ids.max()}, but the model's vocabulary has "
+            f"{config.vocab_size:,} tokens"
         )
-    length = min(max_length, MAX_SEQUENCE_LENGTH, len(input_ids))
+    length = min(max_length, max_positions(config), len(input_ids))
     return input_ids[: len(input_ids) // length * length].view(-1, length)[:MAX_SEQUENCES]

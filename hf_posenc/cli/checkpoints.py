@@ -24,6 +24,10 @@ def convert(
     rotary_weights: Annotated[
         str | None, Option(help="Reorder rotary features: interleaved_to_halves or halves_to_interleaved.")
     ] = None,
+    warm_start: Annotated[
+        Path | None,
+        Option(help="A text file for a start from the source's attention without training. Loads both models."),
+    ] = None,
     drift_text: Annotated[
         Path | None, Option(help="A text file on which to compare the outputs of source and variant.")
     ] = None,
@@ -38,6 +42,11 @@ def convert(
     with exit_on_user_error():
         from ..checkpoints import convert_checkpoint
 
+        start = None
+        if warm_start is not None:
+            from ..training import ClosedFormStart
+
+            start = ClosedFormStart(warm_start)
         conversion = convert_checkpoint(
             source,
             parse_scheme_option(scheme),
@@ -46,6 +55,7 @@ def convert(
             seed=seed,
             revision=revision,
             rotary_weights=rotary_weights,  # type: ignore[arg-type]
+            warm_start=start,
             drift_text=drift_text,
         )
     echo_json(dataclasses.asdict(conversion)) if as_json else typer.echo(str(conversion))

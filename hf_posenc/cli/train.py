@@ -108,6 +108,10 @@ def train(
     label_column: Annotated[str | None, Option(help="Column with the labels of a classification task.")] = None,
     streaming: Annotated[bool | None, Option("--streaming", help="Stream the data.")] = None,
     packing: Annotated[bool | None, Option(help="Pack documents into rows; default for causal models.")] = None,
+    positions: Annotated[
+        str | None, Option(help="Train on positions that jump: pose, randomized or shape; needs --target-length.")
+    ] = None,
+    target_length: Annotated[int | None, Option(min=2, help="Length that --positions are chosen for.")] = None,
     mlm_probability: Annotated[float | None, Option(help="Fraction of tokens to mask, for masked LMs.")] = None,
     self_generated_rows: Annotated[int | None, Option(min=1, help="Rows to sample with --data self.")] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,

@@ -5,9 +5,10 @@ Shape legend: B batch, H heads, Q queries, K keys, D head size, E hidden size.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Generic, cast
 
 import torch
@@ -30,6 +31,8 @@ StockRotate = Callable[..., torch.Tensor]
 """`rotate(states)`, or `rotate(states, offsets=(name, offsets_BN))`: see `Scheme.with_stock_rotation`."""
 ParameterSpec = tuple[tuple[int, ...], Initializer]
 """The shape and the initializer of a parameter."""
+
+ParameterTransform = Callable[[torch.Tensor], torch.Tensor]
 
 OptionsT = TypeVar("OptionsT", bound=SchemeOptions, default=SchemeOptions)
 PreparedT = TypeVar("PreparedT", default=Any)
@@ -67,8 +70,25 @@ class Kind(enum.Enum):
     ROTATION = "Rotation of queries and keys"
     DISTANCE = "Attention bias by distance"
     CONTENT = "Attention terms that depend on the content"
+    TEMPERATURE = "Attention temperature"
     NOTHING = "No positions"
     OTHER = "Other"
+
+
+@contextlib.contextmanager
+def transformed_parameters(module: nn.Module, transform: ParameterTransform) -> Iterator[None]:
+    """While the block runs, replace the parameters of a module and its children by what a function returns for them."""
+    owners = list(module.modules())
+    originals = [dict(owner._parameters) for owner in owners]
+    try:
+        for owner, parameters in zip(owners, originals, strict=True):
+            for name, parameter in parameters.items():
+                if parameter is not None:
+                    owner._parameters[name] = transform(parameter)  # type: ignore[assignment]
+        yield
+    finally:
+        for owner, parameters in zip(owners, originals, strict=True):
+            owner._parameters.update(parameters)
 
 
 class ParameterModule(nn.Module):
@@ -117,9 +137,11 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         recommended: Options with which it recovers most of a checkpoint's quality when it replaces another encoding.
         extends: Whether a trained model runs past its trained length at all (not how well).
         at_input: Whether it acts at the input embedding only, so that the `layers` option does not apply.
+        reads_positions: Whether the result depends on `position_ids` at all.
         depends_on_length: Whether the result depends on the input's length, which a cache must then record.
         needs_distances: Whether scores depend on key positions, which a cache must then record.
         needs_key_positions: Whether it reads `Positions.keys_BK`.
+        needs_key_counts: Whether it reads `Positions.key_counts_BHQ`.
         needs_context: Whether it reads `Positions.context_BQE`.
         rewrites_embeddings: Whether `embed` does more than add, so that the order of schemes matters.
         Options: The dataclass of its options.
@@ -144,6 +166,8 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     recommended: ClassVar[dict[str, Any]] = {}
     at_input: ClassVar[bool] = False
     needs_distances: ClassVar[bool] = True
+    needs_key_counts: bool = False
+    reads_positions: bool = True
     depends_on_length: bool = False
     needs_key_positions: bool = False
     needs_context: bool = False
@@ -164,9 +188,12 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         """Whether this instance acts at a seam."""
         return self.acts(seam, self.options)
 
-    def forward(self, seam: str, *args: object) -> object:
-        """Call a seam by name."""
-        return getattr(self, seam)(*args)
+    def forward(self, seam: str, *args: object, transform: ParameterTransform | None = None) -> object:
+        """Call a seam by name, with every parameter replaced by what `transform` returns for it."""
+        if transform is None:
+            return getattr(self, seam)(*args)
+        with transformed_parameters(self, transform):
+            return getattr(self, seam)(*args)
 
     def prepare(self, positions: Positions) -> PreparedT:
         """Do the work that all layers share, such as angles or buckets.
@@ -220,8 +247,16 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         """
         raise NotImplementedError
 
-    def content_scale(self, layer_params: LayerParams) -> torch.Tensor:
-        """Return a factor per head, (H,), for the query-key product, on top of the architecture's own scaling."""
+    def content_scale(self, prepared: PreparedT, layer_params: LayerParams) -> torch.Tensor:
+        """Return a factor for the query-key product, on top of the architecture's own scaling.
+
+        Args:
+            prepared: The result of `prepare`.
+            layer_params: Returns the parameters of this layer's `layer_module`; None without one.
+
+        Returns:
+            The factor of each query, (B or 1, H or 1, Q or 1).
+        """
         raise NotImplementedError
 
     def value(self, prepared: PreparedT, layer_params: LayerParams) -> DistanceTable:

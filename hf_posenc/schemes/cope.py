@@ -25,6 +25,7 @@ class Cope(Scheme[CopeOptions, torch.dtype]):
     cost = "one table per layer; gates and counts of queries x keys per head"
     neutral = "`table` is 0, as in the paper"
     needs_distances = False
+    reads_positions = False
     Options = CopeOptions
 
     def __init__(self, options: CopeOptions, shape: ModelShape) -> None:

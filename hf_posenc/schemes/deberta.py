@@ -97,8 +97,8 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
             relative = log_buckets(relative, self.options.buckets, self.options.max_distance)
         return (relative + self.span).clamp(0, 2 * self.span - 1)
 
-    def content_scale(self, layer_params: LayerParams) -> torch.Tensor:
-        return 1 + layer_params()["content_change"]
+    def content_scale(self, prepared: torch.Tensor, layer_params: LayerParams) -> torch.Tensor:
+        return 1 + layer_params()["content_change"][None, :, None]
 
     def score(self, prepared: torch.Tensor, layer_params: LayerParams, content: Content) -> list[Term]:
         params, terms = layer_params(), self.options.terms
@@ -106,10 +106,11 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
 
         def project(name: str) -> torch.Tensor:
             rows = nn.functional.linear(table, params[f"{name}_projection"], params.get(f"{name}_bias"))
-            return rows.view(len(rows), self.shape.num_heads, -1).transpose(0, 1)
+            return content.select_heads(rows.view(len(rows), self.shape.num_heads, -1).transpose(0, 1))
 
-        scale = params["position_gain"][:, None, None] * (content.scaling / math.sqrt(1 + len(terms)))
-        shared = content.project(table) if self.options.share_projections else None
+        gains_H = content.select_heads(params["position_gain"])
+        scale = gains_H[:, None, None] * (content.scaling / math.sqrt(1 + len(terms)))
+        shared = content.project(table.to(content.query_BHQD)) if self.options.share_projections else None
         result: list[Term] = []
         if "c2p" in terms:
             keys = project("key") if shared is None else shared[1]

@@ -78,4 +78,5 @@ class Fire(Scheme[FireOptions, Prepared]):
         rate, length = params["rate"].to(dtype).abs(), params["length"].to(dtype).abs()
         reach = torch.maximum(queries_BQ.to(dtype), length).unsqueeze(-1)
         relative = torch.log1p(rate * distances_BQK.to(dtype).abs()) / torch.log1p(rate * reach)
-        return piecewise_mlp(params, relative).movedim(0, 1)
+        outer = {name: content.select_heads(params[name]) for name in ("outer_weight", "outer_bias")}
+        return piecewise_mlp({**params, **outer}, relative).movedim(0, 1)

@@ -66,6 +66,10 @@ class Positions:
     """The dtype for biases: float32, or float64 in a float64 model. Never narrower."""
     keys_BK: torch.Tensor | None = None
     """The positions of all keys, if a scheme sets `needs_key_positions`."""
+    key_counts_BHQ: torch.Tensor | None = None
+    """How many keys each query sees, itself included, (B or 1, H or 1, Q), if a scheme sets `needs_key_counts`."""
+    window_key_counts_BHQ: torch.Tensor | None = None
+    """The same in layers with a sliding window, if the model has some."""
     spans: tuple[tuple[int, int], ...] | None = None
     """Start and end of each row's tokens, if the mask is padding at the ends of rows only."""
     table: nn.Module | None = None
@@ -82,6 +86,7 @@ class Positions:
     def __post_init__(self) -> None:
         self._stock_angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
         self._windows: dict[int, Positions] = {}
+        self._in_window: Positions | None = None
         self.prepared: list[Any] = []  # set first: hooks on a scheme may copy these positions to its device
         self.prepared = [scheme("prepare", self) for scheme in self.schemes]
 
@@ -107,6 +112,21 @@ class Positions:
             window.prepared = [scheme("prepare", window) for scheme in self.schemes]
             self._windows[num_keys] = window
         return self._windows[num_keys]
+
+    def in_window(self) -> Positions:
+        """The same for layers with a sliding window, whose queries see fewer keys."""
+        if self.window_key_counts_BHQ is None:
+            return self
+        if self._in_window is None:
+            window = copy.copy(self)
+            window.key_counts_BHQ, window.window_key_counts_BHQ = self.window_key_counts_BHQ, None
+            window._windows = {}
+            window.prepared = [
+                scheme("prepare", window) if scheme.needs_key_counts else prepared
+                for scheme, prepared in zip(self.schemes, self.prepared, strict=True)
+            ]
+            self._in_window = window
+        return self._in_window
 
     def stock_angles(self, layer_type: str | None, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The cos and sin of the architecture's own rotation, in the dtype and on the device of some states."""
@@ -152,7 +172,10 @@ class Positions:
 
         moved = copy.copy(self)
         moved.queries_BQ, moved.distances = move(self.queries_BQ), move(self.distances)
-        moved.prepared, moved.keys_BK, moved._windows = move(self.prepared), move(self.keys_BK), {}
+        moved.prepared, moved.keys_BK = move(self.prepared), move(self.keys_BK)
+        moved.key_counts_BHQ = move(self.key_counts_BHQ)
+        moved.window_key_counts_BHQ = move(self.window_key_counts_BHQ)
+        moved._windows, moved._in_window = {}, None
         return moved
 
 
@@ -172,6 +195,8 @@ class Content:
     """Returns the mask of keys that each query may see: (B or 1, 1, Q, K), True where visible."""
     project: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     """Projects hidden states (R, E) with the layer's own query and key projections, to two of (H, R, D)."""
+    local_heads: slice | None = None
+    """Which heads these are, if tensor parallelism divides them among processes; None: all."""
     _key_BHKD: torch.Tensor | None = None
 
     def of_heads(self, heads: slice) -> Content:
@@ -180,6 +205,20 @@ class Content:
         groups = slice(heads.start // group_size, heads.stop // group_size)
         query_BHQD, rotated_BHQD = self.query_BHQD[:, heads], self.rotated_query_BHQD[:, heads]
         return Content(query_BHQD, rotated_BHQD, self.key_BGKD[:, groups], self.scaling, self.visible, self.project)
+
+    def select_heads(self, tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
+        """The heads that this content has, of a tensor with one entry for every head of the model.
+
+        Args:
+            tensor: Parameters of all heads, or what was computed from them.
+            axis: The axis of the heads.
+
+        Returns:
+            A view of some heads under tensor parallelism, else the tensor itself.
+        """
+        if self.local_heads is None:
+            return tensor
+        return tensor.narrow(axis, self.local_heads.start, self.local_heads.stop - self.local_heads.start)
 
     @property
     def key_BHKD(self) -> torch.Tensor:

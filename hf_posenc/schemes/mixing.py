@@ -116,7 +116,8 @@ class InputScheme(Scheme[MixOptionsT, None], abc.ABC):
         embeddings = self.position_embeddings(positions).to(inputs_embeds_BQE.dtype)
         if self.mixer is None:
             return inputs_embeds_BQE + embeddings
-        params = self.mixer()
+        # Parameters that are trained may be wider than the model.
+        params = {name: parameter.to(inputs_embeds_BQE.dtype) for name, parameter in self.mixer().items()}
         if self.options.mix == "concat":
             embeddings = embeddings.expand(inputs_embeds_BQE.shape[0], -1, -1)
             mixed = nn.functional.linear(torch.cat([inputs_embeds_BQE, embeddings], dim=-1), params["weight"])

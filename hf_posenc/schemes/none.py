@@ -11,3 +11,4 @@ class NoPositions(Scheme):
     kind = Kind.NOTHING
     formula = "q.k / sqrt(d)"
     cost = "none"
+    reads_positions = False

@@ -39,6 +39,12 @@ class RopeOptions(Options):
     partial_rotary_factor: float | None = option(
         None, "fraction of each head that is rotated; None: the checkpoint's, or 1 if it has none", above=0, maximum=1
     )
+    frequency_fraction: float = option(
+        1.0,
+        "p-RoPE: fraction of the frequencies to keep, from the highest; the others do not rotate",
+        above=0,
+        maximum=1,
+    )
     scaling: dict[str, Any] | None = option(None, "as transformers' rope_parameters; None: the checkpoint's, or none")
     extend: dict[str, Any] | None = option(
         None, "remap far distances, so that longer inputs need no training: a method and its options, see below"
@@ -144,6 +150,20 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
             )
 
     def _inverse_frequencies(
+        self, length: int | None, device: torch.device | None = None
+    ) -> tuple[torch.Tensor, float]:
+        """The `inv_freq` and attention factor for inputs of a length, with zeros for frequencies that are left out."""
+        frequencies, attention_factor = self._all_inverse_frequencies(length, device)
+        kept = int(self.options.frequency_fraction * len(frequencies) + 1e-9)  # 0.29 * 100 is 28.99...
+        if not kept:
+            raise PosEncError(
+                f"rope: frequency_fraction {self.options.frequency_fraction} keeps none of the {len(frequencies)} "
+                "frequencies; raise it, or use none"
+            )
+        is_kept = torch.arange(len(frequencies), device=frequencies.device) < kept
+        return torch.where(is_kept, frequencies, 0.0), attention_factor
+
+    def _all_inverse_frequencies(
         self, length: int | None, device: torch.device | None = None
     ) -> tuple[torch.Tensor, float]:
         """The `inv_freq` and attention factor of transformers' rotary modules, for inputs of a length."""

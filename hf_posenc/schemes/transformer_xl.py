@@ -58,8 +58,8 @@ class TransformerXL(Scheme[TransformerXLOptions, Prepared]):
         params = layer_params()
         biases = params if self.biases is None else self.biases()
         projection_HDE = params["key_projection"].view(self.shape.num_heads, -1, self.shape.hidden_size)
-        projection_HDE = projection_HDE * content.scaling
-        u_HD, v_HD = biases["u"] * content.scaling, biases["v"]
+        projection_HDE = content.select_heads(projection_HDE) * content.scaling
+        u_HD, v_HD = content.select_heads(biases["u"]) * content.scaling, content.select_heads(biases["v"])
         u_term = torch.einsum("hd,bhkd->bhk", u_HD.to(content.key_BHKD), content.key_BHKD).unsqueeze(2)
         if len(prepared) == 2:
             query_BHQD = content.query_BHQD + v_HD[:, None].to(content.query_BHQD)

@@ -106,20 +106,23 @@ class Tupe(Scheme[TupeOptions, Prepared]):
         prepared = Prepared(positions.queries_BQ, keys_BK, buckets, positions.dtype)
         return prepared if torch.is_grad_enabled() else prepared._replace(projected=self._project(prepared))
 
-    def content_scale(self, layer_params: LayerParams) -> torch.Tensor:
-        return 1 + layer_params()["content_change"]
+    def content_scale(self, prepared: Prepared, layer_params: LayerParams) -> torch.Tensor:
+        return 1 + layer_params()["content_change"][None, :, None]
 
     def score(self, prepared: Prepared, layer_params: LayerParams, content: Content) -> Term | list[Term]:
-        queries, keys = prepared.projected or self._project(prepared)
+        queries, keys = (content.select_heads(rows, 1) for rows in prepared.projected or self._project(prepared))
         bias = None
         if self.bias is not None and prepared.buckets is not None:
-            bias = bucket_bias(self.bias()["weight"], prepared.buckets, prepared.dtype)
+            bias = bucket_bias(content.select_heads(self.bias()["weight"], 1), prepared.buckets, prepared.dtype)
         if not self.options.untie_cls:
             return Separable(queries, keys) if bias is None else [Separable(queries, keys), DistanceBias(bias)]
         total_BHQK = queries.matmul(keys.transpose(-1, -2))
         if bias is not None:
             total_BHQK = total_BHQK + bias.transpose(0, 1)
-        row, column = (scalar.to(prepared.dtype).view(1, -1, 1, 1) for scalar in (self.cls_row, self.cls_column))
+        row, column = (
+            content.select_heads(scalar).to(prepared.dtype).view(1, -1, 1, 1)
+            for scalar in (self.cls_row, self.cls_column)
+        )
         total_BHQK = torch.where((prepared.keys_BK == 0)[:, None, None, :], column, total_BHQK)
         return torch.where((prepared.queries_BQ == 0)[:, None, :, None], row, total_BHQK)
 

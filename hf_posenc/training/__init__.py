@@ -2,12 +2,20 @@
 
 from .arguments import RECIPES, Recipe, TrainRequest, parse_train_length, resolve_fit_ratio, rows_per_step
 from .budget import budget_arguments, default_learning_rate
+from .checkpoint_start import ClosedFormStart
 from .closed_form import closed_form_start
 from .data import generate_text
 from .distillation import LossWeights, Teacher, TeacherOutput, record_hidden_states, transformer_layers
 from .factories import load_config
 from .objectives import infer_objective
 from .optimizer import parameter_groups, train_positions_only
+from .position_collators import (
+    DataCollatorWithPoSE,
+    DataCollatorWithPositions,
+    DataCollatorWithRandomizedPositions,
+    DataCollatorWithSHAPE,
+    PositionEpochCallback,
+)
 from .report import format_recovery
 from .run import train
 from .teacher_cache import TeacherCache
@@ -16,6 +24,16 @@ from .warm_start import FitResult, absorb_table_mean, fit
 
 __all__ = ["RECIPES", "Recipe", "TrainRequest", "budget_arguments", "default_learning_rate", "load_config", "train"]
 __all__ += ["LossWeights", "RecoveryTrainer", "Teacher", "TeacherCache", "TeacherOutput", "record_hidden_states"]
-__all__ += ["FitResult", "absorb_table_mean", "closed_form_start", "fit", "format_recovery", "generate_text"]
+__all__ += [
+    "ClosedFormStart",
+    "FitResult",
+    "absorb_table_mean",
+    "closed_form_start",
+    "fit",
+    "format_recovery",
+    "generate_text",
+]
 __all__ += ["infer_objective", "parameter_groups", "parse_train_length", "resolve_fit_ratio", "rows_per_step"]
 __all__ += ["train_positions_only", "transformer_layers"]
+__all__ += ["DataCollatorWithPoSE", "DataCollatorWithPositions", "DataCollatorWithRandomizedPositions"]
+__all__ += ["DataCollatorWithSHAPE", "PositionEpochCallback"]

@@ -27,6 +27,7 @@ from ..spec import PositionScheme, parse_position_scheme
 from .checkpointing import STAGING_DIRECTORY
 from .data import SELF_GENERATED_FILE
 from .distillation import LossWeights
+from .position_collators import PositionSampling
 
 Trainable = Literal["all", "positions", "lora"]
 TEACHER_CACHE = "teacher_cache"
@@ -146,6 +147,8 @@ class TrainRequest:
         label_column: Column with the labels of a classification task.
         streaming: Stream the data instead of loading it.
         packing: Pack several documents into a row; by default for causal models.
+        positions: Train on positions that jump: "pose", "randomized" or "shape"; see `position_collators`.
+        target_length: The length that `positions` are chosen for.
         mlm_probability: Fraction of tokens that masked models have to predict.
         self_generated_rows: Rows to sample if `data` is "self".
         revision: Branch, tag or commit of a Hub id.
@@ -173,6 +176,8 @@ class TrainRequest:
     label_column: str = "label"
     streaming: bool = False
     packing: bool | None = None
+    positions: PositionSampling | None = None
+    target_length: int | None = None
     mlm_probability: float = 0.15
     self_generated_rows: int | None = None
     revision: str | None = None
@@ -182,6 +187,10 @@ class TrainRequest:
             raise PosEncError(f"Unknown --trainable {self.trainable!r}; expected one of {get_args(Trainable)}")
         if self.tokens is not None and self.tokens < 1:
             raise PosEncError(f"--tokens must be at least 1, got {self.tokens}")
+        if self.positions is not None and self.positions not in get_args(PositionSampling):
+            raise PosEncError(f"Unknown --positions {self.positions!r}; expected one of {get_args(PositionSampling)}")
+        if (self.positions is None) != (self.target_length is None):
+            raise PosEncError("--positions and --target-length belong together: pass both, or neither")
         if not 0 < self.mlm_probability < 1:
             raise PosEncError(f"--mlm-probability must be between 0 and 1, got {self.mlm_probability}")
         if self.position_learning_rate is not None and not 0 < self.position_learning_rate < math.inf:
@@ -221,6 +230,14 @@ def parse_train_length(text: str, max_steps: int) -> list[Stage]:
 def rows_per_step(arguments: TrainingArguments) -> int:
     """Rows per optimizer step, over all devices."""
     return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+
+
+def is_sharded(arguments: TrainingArguments) -> bool:
+    """Whether FSDP or DeepSpeed will shard the models, by the arguments or the config of `accelerate launch`."""
+    from accelerate.utils import parse_flag_from_env
+
+    by_launcher = any(parse_flag_from_env(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
+    return bool(by_launcher or arguments.fsdp or arguments.deepspeed)
 
 
 class RunState:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from ..attention import apply_rotation, far_rotation, materialize, scale_content, score_terms, visible_pairs
 from ..errors import PosEncError
-from ..patches import PosEncAttention, PosEncBaseModel, architecture_of, base_models, retrofit
+from ..patches import PosEncAttention, PosEncBaseModel, architecture_of, base_models, check_undivided, retrofit
 from ..patches.compat import attn_implementation
 from ..schemes import Content, Positions
 
@@ -121,6 +121,7 @@ class StockAttention:
         )
         query_BHND = scale_content(content.rotated_query_BHQD, layer.content_scale)
         logits = query_BHND.matmul(content.key_BHKD.transpose(-1, -2)) * content.scaling
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if softcap is not None and self._backend != "sdpa":  # SDPA does not cap
             logits = softcap * torch.tanh(logits / softcap)
         if bias is not None:
@@ -139,6 +140,8 @@ def paired_bases(
     stock_model: PreTrainedModel, variant: PreTrainedModel
 ) -> Iterator[tuple[PreTrainedModel, PreTrainedModel]]:
     """The base models of a stock model and its variant. Raises PosEncError if they do not belong together."""
+    for model in (stock_model, variant):
+        check_undivided(model, "A warm start")
     stock_class = architecture_of(stock_model).base
     stock_bases = [module for module in stock_model.modules() if isinstance(module, stock_class)]
     bases = base_models(variant)

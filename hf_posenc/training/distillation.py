@@ -17,9 +17,10 @@ from transformers import PreTrainedModel
 
 from ..errors import PosEncError
 from ..patches import architecture_of, max_positions
-from .divergence import Logits, Target, kl_divergence
+from .divergence import Logits, ProjectedLogits, Target, kl_divergence
 from .hidden_loss import hidden_state_distance
 from .linear_head import LeanForward
+from .teacher_windows import SpecialTokens, Window, plan_windows, window_inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +53,20 @@ class Teacher:
     Args:
         model: The model, usually the stock one; put in eval mode and frozen in place.
         has_new_head: Whether its head is untrained, so that its predictions mean nothing.
+        special_tokens: The tokens that begin and end every row, for rows longer than it can read.
     """
 
-    def __init__(self, model: PreTrainedModel, has_new_head: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, has_new_head: bool = False, special_tokens: SpecialTokens | None = None
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.has_new_head = has_new_head
+        self.special_tokens = special_tokens or SpecialTokens()
         self.layers = transformer_layers(model)
         self.max_length: int = max_positions(model.config)
+        architecture = architecture_of(model)
+        self._causal = architecture.shape(model.config).causal
+        self._first_position = architecture.first_position(model.config)
         # With a cache, stock models do not separate packed documents by their position_ids.
         self._options: dict[str, Any] = {"use_cache": False} if getattr(model.config, "use_cache", False) else {}
         self._lean_forward = LeanForward(model)
@@ -91,7 +99,7 @@ class Teacher:
     def forward(
         self, inputs: Mapping[str, torch.Tensor], *, lean: bool = False, hidden_states: bool = True
     ) -> TeacherOutput:
-        """Run the teacher.
+        """Run the teacher. Rows longer than it can read are read in overlapping windows.
 
         Args:
             inputs: The model inputs of a batch, without labels.
@@ -101,6 +109,27 @@ class Teacher:
         Returns:
             What a student is compared with.
         """
+        windows = self._split(inputs)
+        return TeacherOutput.concatenate(
+            [self._read(batch, lean, hidden_states).tokens(window.kept) for window, batch in windows]
+        )
+
+    @torch.no_grad()
+    def last_hidden_state(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The output of a teacher without a head, (B, N, E). Long rows are read in overlapping windows."""
+        windows = self._split(inputs)
+        return torch.cat([self.model(**batch).last_hidden_state[:, window.kept] for window, batch in windows], dim=1)
+
+    def _split(self, inputs: Mapping[str, torch.Tensor]) -> list[tuple[Window, dict[str, torch.Tensor]]]:
+        """The windows of a batch with their inputs: the batch itself if it can be read at once."""
+        windows = plan_windows(inputs["input_ids"].shape[1], self.max_length, self._causal)
+        if len(windows) == 1:
+            return [(windows[0], dict(inputs))]
+        special, first_position = self.special_tokens, self._first_position
+        return [(window, window_inputs(inputs, window, special, first_position)) for window in windows]
+
+    def _read(self, inputs: dict[str, torch.Tensor], lean: bool, hidden_states: bool) -> TeacherOutput:
+        """Run the teacher on inputs that it can read at once."""
         arguments: dict[str, Any] = {**inputs, **self._options}
         if lean:
             self._lean_forward.prepare(arguments)
@@ -123,6 +152,30 @@ class TeacherOutput:
 
     logits_BNV: Target | None
     hidden_states: list[torch.Tensor]
+
+    def tokens(self, kept: slice) -> TeacherOutput:
+        """The output for some tokens of each row; predictions for whole rows stay."""
+        logits = self.logits_BNV
+        if isinstance(logits, ProjectedLogits):
+            logits = dataclasses.replace(logits, hidden_BNE=logits.hidden_BNE[:, kept])
+        elif isinstance(logits, torch.Tensor) and not predicts_rows(logits):
+            logits = logits[:, kept]
+        return TeacherOutput(logits, [states[:, kept] for states in self.hidden_states])
+
+    @staticmethod
+    def concatenate(outputs: list[TeacherOutput]) -> TeacherOutput:
+        """The output for rows whose tokens were read in several windows."""
+        if len(outputs) == 1:
+            return outputs[0]
+        targets = [output.logits_BNV for output in outputs]
+        logits = targets[0]
+        if isinstance(logits, ProjectedLogits):
+            states = [target.hidden_BNE for target in targets if isinstance(target, ProjectedLogits)]
+            logits = dataclasses.replace(logits, hidden_BNE=torch.cat(states, dim=1))
+        elif logits is not None:
+            logits = torch.cat([target for target in targets if isinstance(target, torch.Tensor)], dim=1)
+        hidden_states = zip(*(output.hidden_states for output in outputs), strict=True)
+        return TeacherOutput(logits, [torch.cat(layer, dim=1) for layer in hidden_states])
 
     def losses(
         self,

@@ -14,15 +14,18 @@ from transformers.utils import logging
 
 from ..checkpoints import read_config, read_shards
 from ..config import VariantConfig
-from ..errors import PosEncError
-from ..patches import ARCHITECTURES, max_positions, plan_schemes, refuse, with_scheme
+from ..errors import PosEncError, SequenceLengthError
+from ..patches import ARCHITECTURES, base_models, max_positions, plan_schemes, refuse, with_scheme
 from ..text_data import load_text_dataset
 from ..validation import truncate_repr
-from .arguments import SELF_GENERATED, Stage, TrainRequest, rows_per_step
+from .arguments import SELF_GENERATED, Stage, TrainRequest, is_sharded, rows_per_step
 from .data import RowBuilder, concatenate_stages, self_generated_dataset
 from .distillation import Teacher
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
+from .optimizer import widen_trained_parameters
+from .position_collators import POSITION_COLLATORS, DataCollatorWithPositions
 from .stock_start import start_from_stock_model
+from .teacher_windows import SpecialTokens
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -75,11 +78,26 @@ class RunBuilder:
             for stage in stages
         ]
         self.data_collator = self.objective.data_collator(self.tokenizer, self.packing, request.mlm_probability)
+        self.train_collator = self._position_collator(first)
         self.teacher = self._load_teacher()
         self._stock_model = self.teacher.model if self.teacher is not None and not request.teacher_model else None
         if self.labels and self.teacher and self.teacher.has_new_head and not request.recipe.loss_weights.label:
             self.teacher = None  # it knows nothing about the classes
         self._check_teacher()
+
+    def _position_collator(self, first_position: int) -> DataCollatorWithPositions | None:
+        """The collator that chooses positions for the rows to train on; None: the rows have theirs."""
+        if self.request.positions is None:
+            return None
+        target_length, length = self.request.target_length, max(stage.length for stage in self.stages)
+        assert target_length is not None
+        if target_length < length:
+            raise PosEncError(
+                f"--target-length {target_length} is below the {length} tokens of --train-length: raise it"
+            )
+        seed = self.arguments.data_seed if self.arguments.data_seed is not None else self.arguments.seed
+        options = {"seed": seed, "first_position": first_position, "packed": True}
+        return POSITION_COLLATORS[self.request.positions](target_length, self.data_collator, **options)
 
     def _check_data(self) -> None:
         if self.request.data == SELF_GENERATED and self.objective is not Objective.CAUSAL:
@@ -147,7 +165,10 @@ class RunBuilder:
                     f"The teacher {source} has {name} {teacher_size}, but {request.model} has {student_size}: choose a "
                     f"teacher of the same size, or pass {option} 0"
                 )
-        return Teacher(model, has_new_head=bool(loading_info["missing_keys"]))
+        special_tokens = SpecialTokens()
+        if self.objective is not Objective.CAUSAL and self.tokenizer is not None:
+            special_tokens = SpecialTokens(self.tokenizer.cls_token_id, self.tokenizer.sep_token_id)
+        return Teacher(model, bool(loading_info["missing_keys"]), special_tokens)
 
     def _check_teacher(self) -> None:
         has_no_head = self.objective is Objective.FEATURE_EXTRACTION
@@ -159,10 +180,10 @@ class RunBuilder:
                 )
             return
         length = max(stage.length for stage in self.stages)
-        if length > self.teacher.max_length and (has_no_head or self.request.data == SELF_GENERATED):
+        if length > self.teacher.max_length and self.request.data == SELF_GENERATED:
             raise PosEncError(
-                f"Rows of {length} tokens are longer than the {self.teacher.max_length} that the teacher can read, and "
-                "there is nothing else to learn from: lower --train-length, or train a language model on --data"
+                f"Rows of {length} tokens are longer than the {self.teacher.max_length} that the model can generate: "
+                "lower --train-length, or pass --data with text"
             )
         if self.arguments.label_smoothing_factor:
             raise PosEncError("--label-smoothing-factor has no effect with a teacher: leave one of them out")
@@ -204,13 +225,15 @@ class RunBuilder:
         """
         request = self.request
         options = {} if request.scheme is None else {"position_scheme": request.scheme}
-        # In float32 whatever the files are in: in half precision, small optimizer updates round to nothing.
-        model = self._load_model(request.model, request.revision, dtype=torch.float32, **options)
+        model = self._load_model(request.model, request.revision, dtype=self._student_dtype(), **options)
+        widen_trained_parameters(model)
         if self.labels is not None and self.tokenizer is not None:
             # Decoders classify by the last token that is not padding.
             for classifier in (model, self.teacher.model if self.teacher is not None else model):
                 if getattr(classifier.config, "pad_token_id", None) is None:
                     classifier.config.pad_token_id = self.tokenizer.pad_token_id
+        if self.train_collator is not None:
+            check_reads_positions(model, self.train_collator)
         if request.scheme is None or not warm_start or not request.recipe.starts_from_stock_model:
             return model
         stock_model = self._stock_model or self._load_model(request.model, request.revision)
@@ -224,12 +247,39 @@ class RunBuilder:
         measure("started", model)
         return model
 
+    def _student_dtype(self) -> torch.dtype:
+        """The dtype to load the student in: float32, or bfloat16 if its weights are and will not be trained.
+
+        In half precision, small optimizer updates round to nothing. Shards need a single dtype.
+        """
+        is_bfloat16 = self.config.dtype in (torch.bfloat16, "bfloat16")
+        is_frozen = self.request.trainable != "all" and self.objective is not Objective.CLASSIFICATION
+        return torch.bfloat16 if is_bfloat16 and is_frozen and not is_sharded(self.arguments) else torch.float32
+
     def _rows_seen(self, rows: Dataset | IterableDataset) -> int:
         """How many rows the training will see, counting each as often as it is used."""
         steps, step_rows = self.arguments.max_steps, rows_per_step(self.arguments)
         if steps <= 0:
             steps = math.ceil(math.ceil(len(rows) / step_rows) * self.arguments.num_train_epochs)
         return steps * step_rows
+
+
+@torch.no_grad()
+def check_reads_positions(model: PreTrainedModel, collator: DataCollatorWithPositions) -> None:
+    """Raise PosEncError if no scheme of a model reads positions, or one cannot serve the last that is chosen."""
+    schemes = [scheme for base in base_models(model) for scheme in base.position_scheme]
+    if not any(scheme.reads_positions for scheme in schemes):
+        names = ", ".join(scheme.name for scheme in schemes)
+        raise PosEncError(f"--positions has no effect, because {names} does not read position_ids: leave it out")
+    was_training = model.training
+    model.eval()
+    last = torch.tensor([[collator.first_position + collator.target_length - 1]], device=model.device)
+    try:
+        model(input_ids=torch.zeros_like(last), position_ids=last, attention_mask=torch.ones_like(last))
+    except SequenceLengthError as error:
+        raise PosEncError(f"--target-length {collator.target_length} is too long for the model: {error}") from error
+    finally:
+        model.train(was_training)
 
 
 def _limit_tokens(rows: Dataset | IterableDataset, tokens: int | None, length: int) -> Dataset | IterableDataset:

@@ -40,6 +40,13 @@ def train_positions_only(model: nn.Module) -> int:
     return trainable
 
 
+def widen_trained_parameters(model: nn.Module) -> None:
+    """Put position parameters and adapters in float32: in half precision small updates would round to nothing."""
+    for name, parameter in model.named_parameters():
+        if ADAPTER_MARK in name or is_scheme_parameter(name):
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
 def head_names(model: PreTrainedModel) -> list[str]:
     """The names of the submodules around the base model."""
     return [name for name, _ in model.named_children() if name != model.base_model_prefix]
@@ -102,6 +109,7 @@ def add_lora(model: PreTrainedModel, rank: int, exclude: list[str]) -> None:
     LoraModel(model, {ADAPTER_NAME: config}, ADAPTER_NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(ADAPTER_MARK in name or is_scheme_parameter(name))
+    widen_trained_parameters(model)
 
 
 @torch.no_grad()

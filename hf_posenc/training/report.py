@@ -85,16 +85,15 @@ class RecoveryReport:
     def _compare_embeddings(self, trainer: Trainer) -> dict[str, float]:
         """Cosine similarity between mean hidden states and the teacher's, for models without a head."""
         teacher = self.builder.teacher
-        if teacher is None or self.builder.stages[-1].length > teacher.max_length:
+        if teacher is None:
             return {}
         teacher.model.to(trainer.args.device)
         model = trainer.accelerator.unwrap_model(trainer.model).eval()
         similarities = []
         for inputs in trainer.get_eval_dataloader():
             weights_BN1 = inputs["attention_mask"][..., None].float()
-            pooled, target = (
-                (encoder(**inputs).last_hidden_state.float() * weights_BN1).sum(1) for encoder in (model, teacher.model)
-            )
+            states_BNE, target_BNE = model(**inputs).last_hidden_state, teacher.last_hidden_state(inputs)
+            pooled, target = ((states.float() * weights_BN1).sum(1) for states in (states_BNE, target_BNE))
             similarities.append(trainer.accelerator.gather_for_metrics(functional.cosine_similarity(pooled, target)))
         return {"eval_cosine": torch.cat(similarities).mean().item()}
 

@@ -116,6 +116,7 @@ def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport,
         teacher_cache=cache,
         position_learning_rate=request.position_learning_rate or multiplier * arguments.learning_rate,
         predicts_tokens=builder.objective.predicts_tokens,
+        train_collator=builder.train_collator,
         has_adapters=request.trainable == "lora",
     )
 

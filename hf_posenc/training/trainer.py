@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 
@@ -20,6 +21,13 @@ from .distillation import LossWeights, Teacher, TeacherOutput, predicts_rows, re
 from .divergence import Logits, TopLogProbs
 from .linear_head import LeanForward
 from .optimizer import scheme_parameter_ids, split_parameter_group
+from .position_collators import (
+    ATTENTION_MASK,
+    POSITION_IDS,
+    DataCollatorWithPositions,
+    PositionEpochCallback,
+    contiguous_positions,
+)
 from .teacher_cache import TeacherCache
 
 LABELS = "labels"
@@ -42,6 +50,8 @@ class RecoveryTrainer(CheckpointingTrainer):
             on rows that it has seen; so let `hidden_loss_until` end within the first epoch.
         position_learning_rate: Learning rate of the position parameters; as for all others if None.
         predicts_tokens: Whether the evaluation loss is a mean over tokens; then its perplexity is logged too.
+        train_collator: Collator of the training rows if it chooses positions; `data_collator` is then for evaluation.
+            The teacher reads the rows at positions without jumps.
         has_adapters: Whether the model has LoRA adapters, which are merged into the weights that are saved.
         **kwargs: As for `Trainer`.
     """
@@ -55,6 +65,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         teacher_cache: TeacherCache | None = None,
         position_learning_rate: float | None = None,
         predicts_tokens: bool = True,
+        train_collator: DataCollatorWithPositions | None = None,
         has_adapters: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -65,6 +76,9 @@ class RecoveryTrainer(CheckpointingTrainer):
         self.teacher_cache = teacher_cache
         self.position_learning_rate = position_learning_rate
         self.predicts_tokens = predicts_tokens
+        self.train_collator = train_collator
+        if train_collator is not None:
+            self.add_callback(PositionEpochCallback(train_collator))
         self.has_adapters = has_adapters
         self._is_finite = torch.ones((), dtype=torch.bool, device=self.args.device)
         self._term_sums = torch.zeros(len(LOSS_TERMS), 2, device=self.args.device)  # of the values, and their number
@@ -127,14 +141,20 @@ class RecoveryTrainer(CheckpointingTrainer):
                 "Reentrant gradient checkpointing hides hidden states from the loss: pass "
                 "--gradient-checkpointing-kwargs '{\"use_reentrant\": false}' or --hidden-loss-weight 0"
             )
-        terms = target.losses(self.loss_weights, logits, hidden_states, inputs.get("attention_mask"), hidden_scale)
+        terms = target.losses(self.loss_weights, logits, hidden_states, inputs.get(ATTENTION_MASK), hidden_scale)
         loss = self._weighted_sum(terms, inputs, getattr(outputs, "loss", None), logits)
         return (loss, outputs) if return_outputs else loss
 
     def _teacher_output(self, inputs: Batch, hidden_scale: float) -> TeacherOutput:
         """Run the teacher, or read its predictions from the cache if no hidden states are compared any more."""
         assert self.teacher is not None
-        batch = {name: value for name, value in inputs.items() if name != LABELS}
+        batch = self._teacher_inputs(inputs)
+        if self._is_sharded and ATTENTION_MASK in batch and batch["input_ids"].shape[1] > self.teacher.max_length:
+            # The processes run a sharded teacher together, but padded rows may have another length in each.
+            raise PosEncError(
+                f"With FSDP or DeepSpeed, padded rows must not be longer than the {self.teacher.max_length} tokens "
+                "that the teacher can read: lower --train-length, or pack rows with --packing"
+            )
         weights = self.loss_weights
         cache = self.teacher_cache if weights.kl and torch.is_grad_enabled() else None
         if cache is not None and not (weights.hidden and hidden_scale):
@@ -147,6 +167,24 @@ class RecoveryTrainer(CheckpointingTrainer):
             if not predicts_rows(output.logits_BNV):
                 cache.put(batch, output.logits_BNV)
         return output
+
+    def _teacher_inputs(self, inputs: Batch) -> dict[str, torch.Tensor]:
+        """The inputs without labels, and without the jumps that the teacher has not been trained for."""
+        batch = {name: value for name, value in inputs.items() if name != LABELS}
+        if self.train_collator is not None and POSITION_IDS in batch:
+            first, mask = self.train_collator.first_position, batch.get(ATTENTION_MASK)
+            real_BN = None if mask is None else mask.bool()
+            batch[POSITION_IDS] = contiguous_positions(batch[POSITION_IDS] - first, real_BN) + first
+        return batch
+
+    def get_train_dataloader(self) -> DataLoader:
+        """With the collator of the training rows."""
+        collator: Any = self.data_collator
+        self.data_collator: Any = self.train_collator or collator
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.data_collator = collator
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         output = super().train(*args, **kwargs)
@@ -166,10 +204,12 @@ class RecoveryTrainer(CheckpointingTrainer):
         return self._student_forward
 
     def _distills(self, model: nn.Module, inputs: Batch) -> bool:
-        """In training, unless the teacher cannot read rows this long; in evaluation only if there are no labels."""
+        """In training, unless a classifier cannot read rows this long; in evaluation only if there are no labels."""
         if self.teacher is None or LABELS not in inputs:
             return self.teacher is not None
-        return model.training and inputs["input_ids"].shape[-1] <= self.teacher.max_length
+        labels, input_ids_BN = inputs[LABELS], inputs["input_ids"]
+        is_readable = labels.shape == input_ids_BN.shape or input_ids_BN.shape[1] <= self.teacher.max_length
+        return model.training and is_readable
 
     def _hidden_scale(self) -> float:
         """The factor of the hidden-state loss, which fades to zero."""
@@ -199,14 +239,14 @@ class RecoveryTrainer(CheckpointingTrainer):
         """Also counts the tokens and labels in the batches of a step, over all processes, if rows are padded."""
         batches, num_items = super().get_batch_samples(*args, **kwargs)
         self._mean_counts = None
-        if self.teacher is not None and batches and "attention_mask" in batches[0]:
+        if self.teacher is not None and batches and ATTENTION_MASK in batches[0]:
             counts = torch.stack([self._counts(batch) for batch in batches]).sum(0).to(self.args.device)
             self._mean_counts = self.accelerator.reduce(counts, "sum") / (self.args.world_size * len(batches))
         return batches, num_items
 
     def _counts(self, batch: Batch) -> torch.Tensor:
         """How many tokens a batch has, and how many labels to predict. A causal model predicts no first token."""
-        tokens = batch["attention_mask"].sum()
+        tokens = batch[ATTENTION_MASK].sum()
         first = 0 if getattr(self.data_collator, "mlm", True) else 1
         labels = (batch[LABELS][..., first:] != IGNORE_INDEX).sum() if LABELS in batch else torch.zeros_like(tokens)
         return torch.stack([tokens, labels])

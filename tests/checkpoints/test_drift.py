@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import hf_posenc
+from hf_posenc.checkpoints import drift
 from hf_posenc.cli import app
 from tests.support import tiny_models as tiny
 
@@ -36,18 +40,42 @@ def test_drift(architecture: str, tmp_path: Path) -> None:
     assert unchanged.num_tokens == ids.numel()
     assert (round(unchanged.hidden_state_cosine, 5), unchanged.kl_divergence) == (1, 0)
     conversion = hf_posenc.convert_checkpoint(tmp_path / "stock", "none", tmp_path / "changed", drift_text=text)
-    drift = conversion.drift
-    assert drift is not None
-    assert drift.hidden_state_cosine < 0.99
+    changed_drift = conversion.drift
+    assert changed_drift is not None
+    assert changed_drift.hidden_state_cosine < 0.99
     assert "drift" in str(conversion)
     if architecture == "bert":
-        assert drift.perplexity_before is None
+        assert changed_drift.perplexity_before is None
         return
     changed = AutoModelForCausalLM.from_pretrained(tmp_path / "changed")
     with torch.no_grad():
         before, after = (model(ids, labels=ids).loss.exp().item() for model in (stock, changed))
-    assert drift.perplexity_before == pytest.approx(before, rel=1e-4)
-    assert drift.perplexity_after == pytest.approx(after, rel=1e-4)
+    assert changed_drift.perplexity_before == pytest.approx(before, rel=1e-4)
+    assert changed_drift.perplexity_after == pytest.approx(after, rel=1e-4)
+
+
+def test_models_are_loaded_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alive: list[weakref.ref[Any]] = []
+    load_model = drift.load_model
+
+    def load_and_count(*args: Any, **kwargs: Any) -> Any:
+        gc.collect()
+        assert not any(reference() is not None for reference in alive)
+        result = load_model(*args, **kwargs)
+        alive.append(weakref.ref(result[0]))
+        return result
+
+    monkeypatch.setattr(drift, "load_model", load_and_count)
+    tiny.model("gpt2", dtype=torch.float32).save_pretrained(tmp_path / "stock")
+    save_tokenizer(tmp_path / "stock")
+    (tmp_path / "text").write_text(" ".join(f"w{token}" for token in range(tiny.VOCABULARY)))
+    hf_posenc.convert_checkpoint(tmp_path / "stock", "rope", tmp_path / "out", drift_text=tmp_path / "text")
+    assert len(alive) == 2
+    progress = capsys.readouterr().err
+    assert "Running the source" in progress
+    assert "Running the variant" in progress
 
 
 def test_failed_measurement_leaves_no_output(tmp_path: Path) -> None:

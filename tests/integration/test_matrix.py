@@ -205,6 +205,7 @@ def has_parameters(case: Case, architecture: str) -> bool:
         item = {"type": item} if isinstance(item, str) else item
         has_mixer = item.get("mix", "add") != "add"
         optional = {"alibi": item.get("learned", False), "learned": architecture == "llama"}
+        optional["temperature"] = item.get("form") == "ssmax"
         if has_mixer or optional.get(item["type"], item["type"] not in fixed):
             return True
     return False

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import hf_posenc
+from hf_posenc.errors import PosEncError
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES
@@ -93,6 +95,27 @@ def test_rope_equals_stock_with_the_rotation_of_llama(architecture: str) -> None
     expected = assert_equals_stock_with_layers(architecture, "rope", layers, ids, tolerance(architecture))
     other = tiny.model(architecture, {"type": "rope", "theta": 9900.0})(ids).logits
     assert (other - expected).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5, 0.8])
+def test_rope_without_the_lowest_frequencies_equals_a_stock_llama_without_them(fraction: float) -> None:
+    """p-RoPE. Of four frequencies, the highest are kept: one, two or three."""
+    ids, stock = tiny.tokens(2, LENGTH), tiny.model("llama")
+    kept = {0.25: 1, 0.5: 2, 0.8: 3}[fraction]
+    stock.model.rotary_emb.inv_freq[kept:] = 0.0
+    model = tiny.model("llama", {"type": "rope", "frequency_fraction": fraction})
+    assert_equal_models(model, stock, stock(ids).logits, ids, tolerance("llama"))
+    other = tiny.model("llama", {"type": "rope", "partial_rotary_factor": kept / 4})(ids).logits
+    assert (other - stock(ids).logits).abs().max() > 1e-4  # features that are not rotated, but other frequencies
+    if "proportional" in ROPE_INIT_FUNCTIONS:  # what newer releases of transformers call it
+        scaling = {"rope_type": "proportional"}
+        same = {"type": "rope", "partial_rotary_factor": kept / 4, "scaling": scaling}
+        torch.testing.assert_close(tiny.model("llama", same)(ids).logits, model(ids).logits, rtol=0, atol=1e-12)
+
+
+def test_a_fraction_must_keep_a_frequency() -> None:
+    with pytest.raises(PosEncError, match="keeps none of the 4 frequencies"):
+        tiny.model("llama", {"type": "rope", "frequency_fraction": 0.2})
 
 
 @by_architecture

@@ -10,6 +10,7 @@ import torch
 import hf_posenc
 from hf_posenc.errors import PosEncError
 from tests.support import tiny_models as tiny
+from tests.support.cases import CASES, Case
 
 
 @pytest.mark.parametrize("scheme", ["tupe", {"type": "deberta", "share_projections": False}], ids=["tupe", "deberta"])
@@ -55,3 +56,16 @@ def test_autocast_keeps_neighboring_positions_distinct(scheme: str) -> None:
         positions = model.prepare_inputs({"inputs_embeds": torch.zeros(1, 2048, tiny.WIDTH)}).positions
         vectors = model.position_scheme[0].position_embeddings(positions)[0]
     assert vectors.unique(dim=0).shape[0] == 2048
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_scheme_parameters_may_be_wider_than_the_model(case: Case) -> None:
+    """As in training on frozen weights in half precision."""
+    model = tiny.model("gpt2", case.scheme, torch.bfloat16)
+    trained = [parameter for name, parameter in model.named_parameters() if "position_scheme" in name]
+    for parameter in trained:
+        parameter.data = parameter.data.float()
+    logits = model(tiny.tokens(2, 12)).logits
+    assert logits.dtype == torch.bfloat16
+    logits.float().square().mean().backward()
+    assert {parameter.grad.dtype for parameter in trained if parameter.grad is not None} <= {torch.float32}

@@ -359,6 +359,21 @@ def test_other_schemes_in_other_layers_and_at_the_input_are_fine() -> None:
     torch.testing.assert_close(torch.cat(steps, 1), logits(model, ids), rtol=0, atol=1e-9)
 
 
+@pytest.mark.usefixtures("small_chunks")
+def test_a_temperature_scales_near_and_far_keys() -> None:
+    """Under a constant factor, as queries that are as much larger."""
+    ids, temperature = tiny.tokens(2, LENGTH), {"type": "temperature", "form": "ssmax"}
+    both, alone = tiny.model("gpt2", [rope(REROPE), temperature]), tiny.model("gpt2", rope(REROPE))
+    for name, parameter in both.named_parameters():
+        if "position_scheme" in name:
+            parameter.data.fill_(0.0 if name.endswith("slope") else 0.7)
+    for layer in alone.transformer.h:
+        layer.attn.c_attn.weight.data[:, : tiny.WIDTH] *= 1.7
+        layer.attn.c_attn.bias.data[: tiny.WIDTH] *= 1.7
+    torch.testing.assert_close(logits(both, ids), logits(alone, ids), rtol=0, atol=1e-9)
+    assert (logits(tiny.model("gpt2", rope(REROPE)), ids) - logits(alone, ids)).abs().max() > 1e-2
+
+
 @pytest.mark.parametrize("backend", ["flex_attention", "flash_attention_2"])
 def test_backends_that_would_ignore_it_are_refused(backend: str) -> None:
     model = tiny.model("llama", rope(REROPE))

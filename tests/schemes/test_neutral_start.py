@@ -36,6 +36,7 @@ NEUTRAL: list[Any] = [
     "deberta",
     {"type": "deberta", "share_projections": False, "norm": None, "terms": ["p2c"]},
     "cope",
+    {"type": "temperature", "form": "ssmax"},
 ]
 
 

@@ -41,6 +41,8 @@ SELF_EXTEND = {"method": "self_extend", "window": 4, "group": 3}
 REROPE = {"method": "rerope", "window": 4}
 LEAKY_REROPE = {"method": "leaky_rerope", "window": 3, "k": 2.5}
 DCA = {"method": "dca", "chunk_size": 5, "local_window": 2}
+LLAMA4 = {"type": "temperature", "attn_scale": 0.7, "floor_scale": 3}
+SSMAX = {"type": "temperature", "form": "ssmax"}
 CASES = [
     Case("learned", "learned", extends=False),
     Case("window", {"type": "window", "window_size": 5}),
@@ -104,6 +106,12 @@ CASES = [
     Case("rope-but-every-third", {"type": "rope", "layers": "0:2"}, sampled=True),
     Case("xl-and-t5", [{"type": "transformer_xl", "layers": [0, 2]}, {**T5, "layers": [1]}], scores=True, sampled=True),
     Case("alternating", [{"type": "rope", "layers": "0::2"}, {"type": "alibi", "layers": [1]}], scores=True),
+    Case("rope+llama4", ["rope", LLAMA4]),
+    Case("learned+ssmax", ["learned", SSMAX], extends=False),
+    Case("alibi+ssmax", ["alibi", {**SSMAX, "bias": False}], scores=True, sampled=True),
+    Case("shaw+llama4", [{"type": "shaw", "max_distance": 4}, LLAMA4], scores=True, values=True, sampled=True),
+    Case("rope-p", {"type": "rope", "frequency_fraction": 0.5}, sampled=True),
+    Case("rope-and-ssmax", [{"type": "rope", "layers": "0:2"}, {**SSMAX, "layers": [2]}], sampled=True),
 ]
 ARCHITECTURES = ["bert", "bert-decoder", "gpt2", "llama"]
 DECODERS = ["bert-decoder", "gpt2", "llama"]

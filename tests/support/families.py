@@ -107,6 +107,7 @@ SCHEMES: dict[str, Any] = {
     "sinusoidal": "sinusoidal",
     "cope": {"type": "cope", "max_positions": 6},
     "fire": "fire",
+    "ssmax": ["rope", {"type": "temperature", "form": "ssmax"}],
 }
 
 

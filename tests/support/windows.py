@@ -33,6 +33,7 @@ SCHEMES: dict[str, Any] = {
     "t5": {"type": "t5", "num_buckets": 8, "max_distance": 20},
     "shaw": {"type": "shaw", "max_distance": MAX_DISTANCE},
     "deberta": {"type": "deberta", "max_distance": MAX_DISTANCE},
+    "alibi+ssmax": ["alibi", {"type": "temperature", "form": "ssmax"}],
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -141,12 +142,18 @@ class Reference:
         """The row of shaw's tables for each pair."""
         return MAX_DISTANCE - self.distances_BNN().clamp(-MAX_DISTANCE, MAX_DISTANCE)
 
-    def scores(self, module: Any, query: torch.Tensor, key: torch.Tensor, scaling: float) -> torch.Tensor:
+    def scores(
+        self, module: Any, query: torch.Tensor, key: torch.Tensor, scaling: float, visible: torch.Tensor
+    ) -> torch.Tensor:
         layer, distances = module.layer_idx, self.distances_BNN()
         content = scaling * query @ key.mT
         if self.name == "none":
             return content
-        if self.name == "alibi":
+        if self.name == "alibi+ssmax":
+            slope, change = (self.layer_parameter(layer, name)[:, None, None] for name in ("slope", "content_change"))
+            counts = visible.sum(-1, keepdim=True).clamp(min=1).to(query.dtype)
+            content = content * (slope * counts.log() + 1 + change)
+        if self.name.startswith("alibi"):
             slopes = torch.tensor([2.0 ** (-8 * (head + 1) / tiny.HEADS) for head in range(tiny.HEADS)])
             return content - slopes[:, None, None] * distances[:, None].abs()
         if self.name == "t5":
@@ -171,7 +178,7 @@ class Reference:
         key, value = (states.repeat_interleave(tiny.HEADS // states.shape[1], dim=1) for states in (key, value))
         window = WINDOW if module.layer_idx in self.windowed_layers else None
         visible = visible_pairs(self.batch, self.causal, window)[:, None]
-        scores = self.scores(module, query, key, kwargs.get("scaling") or query.shape[-1] ** -0.5)
+        scores = self.scores(module, query, key, kwargs.get("scaling") or query.shape[-1] ** -0.5, visible)
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)  # padding sees nothing
         states = weights @ value
         if self.name == "shaw":

@@ -121,8 +121,6 @@ def test_contradictions_are_refused(stock: dict[str, Path], text: Path, tmp_path
     longer = str(4 * tiny.TRAINED_LENGTH)
     with pytest.raises(PosEncError, match="longer than the"):
         train(request(stock["gpt2"], "self", train_length=longer), settings(tmp_path / "a"))
-    with pytest.raises(PosEncError, match="longer than the"):
-        train(request(stock["bert"], text, task="feature-extraction", train_length=longer), settings(tmp_path / "b"))
     with pytest.raises(PosEncError, match="--label-smoothing-factor"):
         train(request(stock["gpt2"], text), settings(tmp_path / "c", label_smoothing_factor=0.1))
     with pytest.raises(PosEncError, match="contradicts"):

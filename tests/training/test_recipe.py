@@ -88,7 +88,7 @@ def test_stages_change_the_row_length(
         return stock_loss(self, model, inputs, *args, **kwargs)
 
     monkeypatch.setattr(RecoveryTrainer, "compute_loss", spy)
-    # The last stage is longer than the teacher can read: it trains on the text instead.
+    # The last stage is longer than the teacher can read at once: it reads windows.
     stages = f"8:2,16:2,{tiny.TRAINED_LENGTH + 8}:2"
     train(request(stock["gpt2"], text, train_length=stages), settings(tmp_path / "out"))
     assert lengths == [8, 8, 16, 16, 56, 56]

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from hf_posenc.checkpoints import RECOVERY_FILE
 from hf_posenc.errors import PosEncError
-from hf_posenc.training import LossWeights, Recipe, RecoveryTrainer, train
+from hf_posenc.training import LossWeights, Recipe, RecoveryTrainer, Teacher, train
 from hf_posenc.training.arguments import NAIVE
 from tests.support import word_level_tokenizer as word_level
 from tests.support.training_fixtures import LENGTH, files_in, losses_in, request, settings, weights
@@ -138,11 +138,37 @@ def test_new_head_is_always_trained(
     assert any("lora_" in name for name in trained) == (trainable == "lora")
 
 
-def test_half_precision_is_trained_in_float32(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    half = tmp_path / "half"
-    AutoModelForCausalLM.from_pretrained(stock["llama"], dtype=torch.bfloat16).save_pretrained(half)
+@pytest.fixture
+def half(stock: dict[str, Path], tmp_path: Path) -> Path:
+    """A checkpoint in bfloat16."""
+    directory = tmp_path / "half"
+    AutoModelForCausalLM.from_pretrained(stock["llama"], dtype=torch.bfloat16).save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (half / name).write_bytes((stock["llama"] / name).read_bytes())
+        (directory / name).write_bytes((stock["llama"] / name).read_bytes())
+    return directory
+
+
+@pytest.mark.parametrize("trainable", ["positions", "lora"])
+def test_frozen_weights_stay_in_half_precision(
+    half: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: Any
+) -> None:
+    """The teacher then shares them."""
+    shared = []
+    share = Teacher.share_frozen_weights
+    monkeypatch.setattr(Teacher, "share_frozen_weights", lambda *args: shared.append(share(*args)))
+    out = train(request(half, text, trainable=trainable), settings(tmp_path / "out", max_steps=2))
+    checkpoint, stock_weights = weights(out / "checkpoint-2"), weights(half)
+    positions = {name for name in checkpoint if "position_scheme" in name}
+    assert positions
+    assert {checkpoint[name].dtype for name in positions} == {torch.float32}
+    assert {checkpoint[name].dtype for name in checkpoint.keys() - positions} == {torch.bfloat16}
+    assert shared == [sum(weight.numel() for weight in stock_weights.values())]
+    if trainable == "positions":
+        assert all(torch.equal(checkpoint[name], stock_weights[name]) for name in stock_weights)
+    assert {weight.dtype for weight in weights(out).values()} == {torch.bfloat16}
+
+
+def test_half_precision_is_trained_in_float32(half: Path, text: Path, tmp_path: Path) -> None:
     out = train(request(half, text, scheme="alibi"), settings(tmp_path / "out", learning_rate=3e-4))
     checkpoint, final = weights(out / "checkpoint-6"), weights(out)
     assert {value.dtype for value in checkpoint.values()} == {torch.float32}
