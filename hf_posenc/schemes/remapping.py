@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from typing_extensions import Self
@@ -33,7 +33,17 @@ class FarPositions(NamedTuple):
 
 
 class Extension(Options, abc.ABC):
-    """Base of the methods, and of their options."""
+    """Base of the methods, and of their options. For query i, key j and their distance m = i - j.
+
+    Attributes:
+        near: Which keys are near.
+        formula: The remapped distance of far keys.
+        paper: Authors, year and link.
+    """
+
+    near: ClassVar[str]
+    formula: ClassVar[str]
+    paper: ClassVar[str]
 
     @abc.abstractmethod
     def with_defaults(self, trained_length: int) -> Self:
@@ -56,6 +66,7 @@ class Extension(Options, abc.ABC):
 class WindowOptions(Extension):
     """Keys less than `window` tokens back are near."""
 
+    near = "m < window"
     window: int | None = option(None, "distances below this stay as they are", minimum=1)
 
     def with_defaults(self, trained_length: int) -> Self:
@@ -73,6 +84,9 @@ class WindowOptions(Extension):
 class Rerope(WindowOptions):
     """ReRoPE: all far keys are at distance `window`."""
 
+    formula = "window"
+    paper = "Su 2023, https://kexue.fm/archives/9708"
+
     def far_positions(self, queries_BQ: torch.Tensor, keys_BK: torch.Tensor) -> FarPositions:
         window = self.near_length
         return FarPositions(
@@ -83,7 +97,9 @@ class Rerope(WindowOptions):
 class LeakyRerope(WindowOptions):
     """Leaky ReRoPE: distances beyond `window` grow by 1/k per token."""
 
-    k: float = option(16.0, "tokens that share one step of distance beyond the window", minimum=1)
+    formula = "window + (m - window) / k"
+    paper = "Su 2023, https://kexue.fm/archives/9708"
+    k: float = option(16.0, "tokens that share one step of distance beyond the window", minimum=1, maximum=1e6)
 
     def reach(self, trained_length: int) -> int | None:
         return self.near_length + max(int(self.k * (trained_length - 1 - self.near_length)) + 1, 0)
@@ -97,6 +113,8 @@ class LeakyRerope(WindowOptions):
 class SelfExtend(WindowOptions):
     """Self-Extend: beyond `window`, `group` consecutive positions share one."""
 
+    formula = "floor(i / group) - floor(j / group) + window - floor(window / group)"
+    paper = "Jin et al. 2024, https://arxiv.org/abs/2401.01325"
     group: int = option(8, "consecutive positions that share one beyond the window", minimum=1)
 
     def with_defaults(self, trained_length: int) -> Self:
@@ -115,6 +133,12 @@ class SelfExtend(WindowOptions):
 class DualChunkAttention(Extension):
     """Dual chunk attention: keys of the query's own chunk are near; the chunk before and all others are far parts."""
 
+    near = "in the query's chunk"
+    formula = (
+        "min(chunk_size + (i mod chunk_size), c) - (j mod chunk_size) in the chunk before, c - (j mod chunk_size) in "
+        "all others, with c = chunk_size + local_window - 1"
+    )
+    paper = "An et al. 2024, https://arxiv.org/abs/2402.17463"
     chunk_size: int | None = option(None, "tokens of a chunk; keys of the query's own chunk are near", minimum=1)
     local_window: int | None = option(
         None, "distances to the previous chunk that stay as they are, for queries at the start of a chunk", minimum=1

@@ -47,7 +47,7 @@ class RopeOptions(Options):
     )
     scaling: dict[str, Any] | None = option(None, "as transformers' rope_parameters; None: the checkpoint's, or none")
     extend: dict[str, Any] | None = option(
-        None, "remap far distances, so that longer inputs need no training: a method and its options, see below"
+        None, "remap far distances, so that longer inputs need no training: a `method` and its options"
     )
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
     paper = "Su et al. 2021, https://arxiv.org/abs/2104.09864"
     kind = Kind.ROTATION
     formula = "q_i, k_j rotated by i and j times theta^(-2k/d), pair by pair"
-    cost = "no parameters; two products per query and key. Runs on flash attention"
+    cost = "no parameters; two products per query and key. Runs on flash attention, but not with `extend`"
     Options = RopeOptions
 
     def __init__(self, options: RopeOptions, shape: ModelShape) -> None:

@@ -324,6 +324,7 @@ def test_save_and_load(tmp_path: Any) -> None:
         ({"method": "self_extend", "group": 2.5}, "group must be a whole number"),
         ({"method": "self_extend", "window": 10**30}, "window must be at most"),
         ({"method": "leaky_rerope", "k": 0.5}, "k must be at least 1"),
+        ({"method": "leaky_rerope", "k": 1e308}, "k must be at most 1,000,000"),
         ({"method": "leaky_rerope", "k": math.nan}, "k must be a finite number"),
         ("self_extend", "extend must be a dict or None"),
     ],
