@@ -10,7 +10,7 @@ from typing import Any
 
 from . import schemes
 from .errors import PosEncError
-from .schemes import Kind, Scheme, describe_type
+from .schemes import Kind, Options, Scheme, describe_type
 
 SCHEMES: dict[str, type[Scheme]] = {}
 """Every registered scheme by its name in `position_scheme`."""
@@ -78,13 +78,18 @@ class SchemeInfo:
 LAYERS = OptionInfo("a list of layer numbers, or a slice such as '0:6' or '3::4'", None, "the layers it acts in")
 
 
+def describe_options(options: type[Options]) -> dict[str, OptionInfo]:
+    """Read the type, default and description of each option off its class."""
+    hints = typing.get_type_hints(options)
+    return {
+        field.name: OptionInfo(describe_type(hints[field.name]), field.metadata["default"], field.metadata["doc"])
+        for field in dataclasses.fields(options)
+    }
+
+
 def describe(scheme: type[Scheme]) -> SchemeInfo:
     """Read a scheme's name, summary, paper and options off its class."""
-    hints = typing.get_type_hints(scheme.Options)
-    options = {
-        field.name: OptionInfo(describe_type(hints[field.name]), field.metadata["default"], field.metadata["doc"])
-        for field in dataclasses.fields(scheme.Options)
-    }
+    options = describe_options(scheme.Options)
     if not scheme.at_input:
         options["layers"] = LAYERS
     summary = (scheme.__doc__ or "").strip().splitlines()[0]

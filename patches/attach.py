@@ -12,7 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from hf_posenc.attention import PositionNeeds, Window, check_backend
 from hf_posenc.errors import PosEncError
-from hf_posenc.schemes import ParameterModule, Scheme
+from hf_posenc.schemes import Kind, ParameterModule, Scheme
 from hf_posenc.schemes.base import LAYER_SEAMS, STOCK_ROTATION
 from hf_posenc.schemes.inputs import LayerSeams
 from hf_posenc.spec import PositionScheme
@@ -116,10 +116,23 @@ def _layer_seams(
     in_layer = [index for index in range(len(schemes)) if layer in layers[index]]
     active = {seam: tuple(index for index in in_layer if seam in seams[index]) for seam in LAYER_SEAMS}
     rotations = active["rotate"]
+    if active["remap"]:
+        _check_remap(schemes, active)
     is_only_rotation = len(rotations) == 1 and not active["score"] and not active["value"]
     # Nothing else needs unrotated queries: leave the rotation to the stock code, which is exact and fused.
     by_stock = is_only_rotation and architecture.rotary and _rotates_by_stock(architecture, schemes[rotations[0]])
     return {**active, "rotate": () if by_stock else rotations, STOCK_ROTATION: rotations if by_stock else ()}
+
+
+def _check_remap(schemes: list[Scheme], active: LayerSeams) -> None:
+    """Refuse schemes in a layer whose far keys have another rotation, if they would act on near keys only."""
+    (first, *_), rotations = active["remap"], [i for i in active["rotate"] if schemes[i].kind is Kind.ROTATION]
+    others = [schemes[index].name for index in (*active["score"], *active["value"], *rotations) if index != first]
+    if others:
+        raise PosEncError(
+            f"{schemes[first].name}: extend computes near and far keys apart, where {others[0]!r} cannot act: use one "
+            "of the two in each layer (see the `layers` option)"
+        )
 
 
 def _rotates_by_stock(architecture: Architecture, scheme: Scheme) -> bool:

@@ -40,7 +40,7 @@ from .pickling import PickledByStockClass
 
 CLASS_MODULE = "hf_posenc.models"
 """Where the classes are found by name."""
-SEAMS = ("rotate", "score", "content_scale", "value", STOCK_ROTATION)
+SEAMS = ("rotate", "score", "content_scale", "value", STOCK_ROTATION, "remap")
 """In the order of `LayerSchemes`."""
 CACHE_ARGUMENTS = ("past_key_values", "past_key_value", "layer_past")
 
@@ -130,23 +130,37 @@ class PosEncAttention(PickledByStockClass, nn.Module):
         prepared = list(positions.prepared)
         for index, scheme in enumerate(positions.schemes if self.angle_size else ()):
             if scheme.keeps_stock_rotation():
-                prepared[index] = functools.partial(self._rotate_as_stock, positions=positions)
+                rotate = functools.partial(self._rotate_as_stock, positions)
+                prepared[index] = scheme.with_stock_rotation(prepared[index], rotate)
         active = [
             [ActiveScheme(positions.schemes[i], prepared[i], layer_params.get(i)) for i in seams[seam]]
             for seam in SEAMS
         ]
         return LayerSchemes(positions, *active)
 
-    def _rotate_as_stock(self, states_BHND: torch.Tensor, positions: Positions) -> torch.Tensor:
-        """Rotate as the architecture's own code does in this layer."""
+    def _rotate_as_stock(
+        self, positions: Positions, states_BHND: torch.Tensor, offsets: tuple[object, torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """Rotate as the architecture's own code does in this layer: to the positions, or by named offsets.
+
+        By offsets in float32 or wider, because the states are rotated, and so rounded, already.
+        """
         if self.architecture.rotates is not None and not self.architecture.rotates(self):
             return states_BHND
         layer_types = getattr(self.stock_config, "layer_types", None)
-        cos, sin = positions.stock_angles(layer_types[self.layer_idx] if layer_types else None, states_BHND)
+        layer_type, dtype = layer_types[self.layer_idx] if layer_types else None, states_BHND.dtype
+        if offsets is None:
+            cos, sin = positions.stock_angles(layer_type, states_BHND)
+        else:
+            states_BHND = states_BHND.to(torch.promote_types(dtype, torch.float32))
+            angles = positions.stock_offset_angles(layer_type, states_BHND, *offsets)
+            cos, sin = (angle[:, : states_BHND.shape[2]] for angle in angles)
         rotate = sys.modules[self.stock_class.__module__].apply_rotary_pos_emb
         size = 2 * self.angle_size if self.architecture.angle_per_pair else self.angle_size
         rotated = rotate(states_BHND[..., :size], states_BHND[..., :size], cos, sin)[0]
-        return rotated if size == states_BHND.shape[-1] else torch.cat([rotated, states_BHND[..., size:]], dim=-1)
+        if size < states_BHND.shape[-1]:
+            rotated = torch.cat([rotated, states_BHND[..., size:]], dim=-1)
+        return rotated.to(dtype)
 
     def forward(self, *args: Any, posenc: Positions | None = None, **kwargs: Any) -> Any:
         kwargs.update(zip(self.argument_names, args, strict=False))

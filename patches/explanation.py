@@ -18,13 +18,13 @@ from hf_posenc.attention import (
     score_terms,
     select_path,
 )
-from hf_posenc.schemes import Content, Positions
+from hf_posenc.schemes import Content, Positions, Scheme
 from hf_posenc.schemes.base import STOCK_ROTATION
 
 from .attention_modules import PosEncAttention
 from .variants import base_models
 
-SEAMS = ("rotate", STOCK_ROTATION, "content_scale", "score", "value")
+SEAMS = ("rotate", STOCK_ROTATION, "content_scale", "score", "value", "remap")
 BACKENDS = ("sdpa", "eager", "flex_attention", "flash_attention_2")
 SITUATIONS: dict[str, dict[str, Any]] = {
     "no padding": {},
@@ -115,7 +115,7 @@ def _layer_reports(base: Any) -> list[LayerReport]:
 
 def _layer_report(module: PosEncAttention, positions: Positions, base: Any) -> LayerReport:
     seams, layer = positions.active[module.layer_idx], module.layer_schemes(positions)
-    active = [f"{positions.schemes[index].name}: {seam}" for seam in SEAMS for index in seams[seam]]
+    active = [_describe(positions.schemes[index], seam) for seam in SEAMS for index in seams[seam]]
     needs_distances = any(scheme.needs_distances for scheme in positions.schemes if scheme.acts_at("score"))
     term_types = frozenset(type(term) for term in _score_terms(module, layer, base))
     on_cpu = next(base.parameters()).device.type in ("cpu", "meta")
@@ -126,10 +126,15 @@ def _layer_report(module: PosEncAttention, positions: Positions, base: Any) -> L
         if module.has_window:  # inputs longer than the window are masked by it
             facts = {**facts, "mask": MaskKind.OTHER}
         common = {"term_types": term_types, "has_value_terms": bool(layer.value), "on_cpu": on_cpu}
-        common["caps_or_sinks"] = caps_or_sinks
+        common.update(caps_or_sinks=caps_or_sinks, remapped=bool(layer.remap))
         key = DispatchKey(backend=backend, **{**common, **facts, "uniform": uniform})
         choices.append(PathChoice(backend, situation, *select_path(key)))
     return LayerReport(module.layer_idx, tuple(active), tuple(choices))
+
+
+def _describe(scheme: Scheme, seam: str) -> str:
+    details = scheme.details(seam)
+    return f"{scheme.name}: {seam}" + (f" ({details})" if details else "")
 
 
 def _score_terms(module: PosEncAttention, layer: LayerSchemes, base: Any) -> list[Any]:

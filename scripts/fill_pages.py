@@ -109,6 +109,12 @@ def recovery() -> str:
     return markdown_table(["", *(f"`{scheme}`" for scheme in schemes)], rows)
 
 
+def extension() -> str:
+    """Quality and cost of methods that extend a rotary model without training."""
+    page = (ROOT / "benchmarks" / "EXTENSION.md").read_text(encoding="utf-8")
+    return "\n".join(line for line in page.splitlines() if line.startswith("|"))
+
+
 def small_budgets() -> str:
     """Final shortfall with few tokens: one row per scheme."""
     page = (ROOT / "benchmarks" / "SMALL_BUDGETS.md").read_text(encoding="utf-8")
@@ -213,6 +219,7 @@ def reliability() -> str:
 
 GENERATORS: dict[str, Callable[..., str]] = {
     "decoding": decoding,
+    "extension": extension,
     "memory": memory,
     "numbers": numbers,
     "options": options,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hf_posenc.registry import SchemeInfo, list_schemes
+from hf_posenc.registry import OptionInfo, SchemeInfo, describe_options, list_schemes
 from hf_posenc.schemes import Kind
+from hf_posenc.schemes.remapping import METHODS
 
 PAGE = Path(__file__).parent.parent / "docs" / "schemes.md"
 INTRODUCTION = """\
@@ -32,6 +33,21 @@ Schemes at the input embedding have a `mix`, which combines the token embedding 
 """
 
 
+EXTENSIONS = """\
+#### Longer inputs without training
+
+`extend` remaps distances that the model was not trained with to ones that it was, as in
+`{"type": "rope", "extend": {"method": "self_extend", "window": 512, "group": 4}}`. Near keys keep their rotation. For
+far keys, queries and keys are rotated to other positions, and one softmax covers both. Inputs without far keys are
+bit-identical to those without `extend`. It works with `sdpa` and `eager` attention, in causal models, from Dynamic and
+Static caches, and cannot be combined with score terms in the same layer. [Choosing](choosing.md) compares the methods.
+
+With query position i, key position j and distance m = i - j, the remapped distance is:
+
+| method | near keys | remapped distance of far keys | paper |
+| --- | --- | --- | --- |"""
+
+
 def render_page(schemes: Iterable[SchemeInfo]) -> str:
     """The reference page in Markdown, with a section per kind of scheme."""
     schemes = list(schemes)
@@ -54,9 +70,25 @@ def _entry(info: SchemeInfo) -> Iterator[str]:
         yield "\n| option | default | type | description |"
         yield "| --- | --- | --- | --- |"
         for name, option in info.options.items():
-            cells = (f"`{name}`", f"`{option.default!r}`", option.type, option.doc)
-            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+            yield _row(f"`{name}`", option)
     yield ""
+    if info.name == "rope":
+        yield EXTENSIONS
+        for name, method in METHODS.items():
+            yield f"| `{name}` | {method.near} | {method.formula} | {method.paper} |"
+        yield ""
+        yield "| method | option | default | type | description |"
+        yield "| --- | --- | --- | --- | --- |"
+        for method_name, method in METHODS.items():
+            for name, option in describe_options(method).items():
+                yield _row(f"`{method_name}` | `{name}`", option)
+        yield "\nNone stands for a part of the trained length: a quarter as the `window` of `self_extend`, half of it"
+        yield "as that of the others, three quarters as `chunk_size`, and the rest as `local_window`.\n"
+
+
+def _row(name: str, option: OptionInfo) -> str:
+    cells = (f"`{option.default!r}`", option.type, option.doc)
+    return f"| {name} | " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def main() -> None:

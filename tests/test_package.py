@@ -35,6 +35,7 @@ def test_rows_say_truly_which_schemes_extend_and_score() -> None:
         assert case.extends == all(item.scheme.extends for item in items), case
         assert case.scores == any(item.acts_at("score") for item in items), case
         assert case.values == any(item.acts_at("value") for item in items), case
+        assert case.remaps == any(item.acts_at("remap") for item in items), case
 
 
 def test_a_name_can_be_registered_once() -> None:

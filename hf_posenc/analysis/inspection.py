@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoModel, BertConfig, GPT2Config, PreTrainedModel
 
 from .. import checkpoints
-from ..attention import ActiveScheme, LayerSchemes, materialize, score_terms
+from ..attention import ActiveScheme, LayerSchemes, far_rotation, materialize, score_terms
 from ..errors import PosEncError
 from ..patches import PosEncModel, architecture_of, base_models, check_undivided, restore, retrofit
 from ..patches.compat import attn_implementation
@@ -134,6 +134,11 @@ class ModelInspector:
     def rotations(self, layer: int) -> list[ActiveScheme]:
         """The rotations of a layer, including those that stock code applies with a scheme's angles."""
         active = self.layer_schemes(layer)
+        if far_rotation(active.remap) is not None:
+            raise PosEncError(
+                f"{self.name} rotates far keys apart from near ones (extend), so that a layer has more than one "
+                "rotation at this length: look at fewer positions, or leave extend out"
+            )
         return [*active.rotate, *active.stock_rotation]
 
     def content_free_bias(self, layer: int) -> tuple[Callable[[int], torch.Tensor], bool] | None:

@@ -13,6 +13,7 @@ from .function import (
     apply_rotation,
     check_backend,
     check_direction,
+    far_rotation,
     scale_content,
     score_terms,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "check_direction",
     "check_sequence_parallel",
     "document_starts",
+    "far_rotation",
     "find_local_heads",
     "keep_length_for_masks",
     "materialize",

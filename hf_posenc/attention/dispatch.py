@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from ..schemes import Content, DistanceBias, DistanceTable, Positions, Term, is_tracing
+from ..schemes import Content, DistanceBias, DistanceTable, Positions, Remap, Term, is_tracing
 from .masks import AttentionMask
 
 SCORE_BACKENDS = ("sdpa", "eager", "flex_attention")
@@ -26,6 +26,18 @@ CAPS_OR_SINKS_ERROR = (
     "this model caps its attention logits or adds attention sinks, which is supported for schemes that add to the "
     'scores only, with attn_implementation="eager" or "sdpa": a scheme that adds to the values, such as shaw, needs '
     '"values": false'
+)
+REMAP_BACKEND_ERROR = (
+    '{backend} cannot rotate far keys apart from near ones, as rope\'s extend does: use attn_implementation="sdpa" or '
+    '"eager"'
+)
+REMAP_TERMS_ERROR = (
+    "rope's extend computes near and far keys apart, where no other scheme can add to the scores or values: use one of "
+    "the two in each layer"
+)
+REMAP_CAPS_ERROR = (
+    "this model caps its attention logits or adds attention sinks, which rope's extend supports with "
+    'attn_implementation="eager" only'
 )
 HEADS_PER_CHUNK = 4
 """Tuned on CPU: 1 underuses cores, 2 adds call overhead, more than 4 spills the cache."""
@@ -56,6 +68,8 @@ class AttentionCall:
     positions: Positions
     content: Content
     stock_kwargs: dict[str, Any]
+    remap: Remap | None = None
+    """Other rotations for far keys."""
 
     @property
     def tensor_mask(self) -> torch.Tensor | None:
@@ -105,6 +119,9 @@ class AttentionPath(enum.Enum):
     DENSE_BIAS_BY_HEADS = "SDPA with a dense bias, a few heads at a time"
     DENSE_BIAS = "stock attention function with a dense bias"
     DENSE_WEIGHTS = "explicit attention weights, to add vectors to the values"
+    REMAPPED_MERGED = "near and far keys by separate flash kernel calls, merged by their log-sum-exp"
+    REMAPPED_CHUNKED = "near and far keys in one softmax, a few heads and queries at a time"
+    REMAPPED_DENSE = "near and far keys in one softmax, with explicit attention weights"
     FLEX = "flex_attention with a score_mod that reads vectors and tables"
     REFUSED = "not supported"
 
@@ -133,6 +150,8 @@ class DispatchKey(NamedTuple):
     dropout: bool = False
     caps_or_sinks: bool = False
     """Whether the stock function caps logits or adds attention sinks, which paths of our own do not know."""
+    remapped: bool = False
+    """Whether far keys have another rotation than near ones."""
 
     @classmethod
     def of(cls, call: AttentionCall) -> DispatchKey:
@@ -153,6 +172,7 @@ class DispatchKey(NamedTuple):
             mask_requires_grad=isinstance(mask, torch.Tensor) and mask.requires_grad,
             dropout=call.dropout > 0,
             caps_or_sinks=has_caps_or_sinks(call.stock_kwargs),
+            remapped=call.remap is not None,
         )
 
 
@@ -170,6 +190,8 @@ def select_path(key: DispatchKey) -> tuple[AttentionPath, str]:
         <AttentionPath.STRIDED_BIAS: 'SDPA with the bias as a strided view of one vector per head'>
     """
     no_terms = not key.term_types and not key.has_value_terms
+    if key.remapped:
+        return _select_remapped(key, no_terms)
     if no_terms and key.backend != "flex_attention":
         return AttentionPath.STOCK, "nothing is added to scores or values"
     if key.backend not in (VALUE_BACKENDS if key.has_value_terms else SCORE_BACKENDS):
@@ -213,3 +235,26 @@ def select_path(key: DispatchKey) -> tuple[AttentionPath, str]:
             "the bias depends on head and distance only, and padding is at the ends of rows",
         )
     return AttentionPath.CHUNKED, "the mask is not a function of the distance"
+
+
+def _select_remapped(key: DispatchKey, no_terms: bool) -> tuple[AttentionPath, str]:
+    """The path for attention in which far keys have another rotation."""
+    if key.backend not in VALUE_BACKENDS:
+        return AttentionPath.REFUSED, REMAP_BACKEND_ERROR.format(backend=key.backend)
+    if not no_terms:
+        return AttentionPath.REFUSED, REMAP_TERMS_ERROR
+    if key.backend == "eager":
+        return AttentionPath.REMAPPED_DENSE, "eager attention is dense anyway"
+    if key.caps_or_sinks:
+        return AttentionPath.REFUSED, REMAP_CAPS_ERROR
+    if key.single_query:
+        return AttentionPath.REMAPPED_DENSE, "with a single query, the weights are one row"
+    if key.tracing:
+        return AttentionPath.REMAPPED_DENSE, "in compiled or exported code, tensors cannot be read to find far keys"
+    if key.dropout:
+        return AttentionPath.REMAPPED_CHUNKED, "the kernel does not drop weights"
+    if key.requires_grad or key.mask_requires_grad:
+        return AttentionPath.REMAPPED_CHUNKED, "the backward pass computes the weights again"
+    if not key.on_cpu:
+        return AttentionPath.REMAPPED_CHUNKED, "kernels of other devices return no log-sum-exp under a mask"
+    return AttentionPath.REMAPPED_MERGED, "each key is in one part, so that parts merge exactly"

@@ -18,10 +18,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from ..errors import PosEncError
-from ..schemes import Content, DistanceTable, LayerParams, Positions, Scheme, Term
+from ..schemes import Content, DistanceTable, LayerParams, Positions, Remap, Scheme, Term
 from .chunked import chunked_attention
 from .dense import dense_attention, dense_bias_attention, dense_bias_by_heads
 from .dispatch import (
+    REMAP_BACKEND_ERROR,
     SCORE_BACKENDS,
     VALUE_BACKENDS,
     AttentionCall,
@@ -33,6 +34,7 @@ from .dispatch import (
 )
 from .flex import flex_attention_with_terms, run_flex_attention
 from .masks import visible_pairs
+from .remapped import remapped_attention, remapped_attention_chunked, remapped_attention_merged
 from .strided import strided_attention, strided_attention_unpadded
 from .tensor_parallel import LocalHeads, check_rotations, find_local_heads
 
@@ -74,6 +76,7 @@ class LayerSchemes(NamedTuple):
     value: Sequence[ActiveScheme]
     stock_rotation: Sequence[ActiveScheme]
     """Rotations that are left to the architecture's own code."""
+    remap: Sequence[ActiveScheme] = ()
 
 
 def apply_rotation(states_BHQD: torch.Tensor, rotations: Sequence[ActiveScheme], keys: bool) -> torch.Tensor:
@@ -131,6 +134,14 @@ def _transformed_params(layer_params: LayerParams | None, local_heads: LocalHead
     return lambda: {name: local_heads.sum_gradients(parameter) for name, parameter in layer_params().items()}
 
 
+def far_rotation(schemes: Sequence[ActiveScheme]) -> Remap | None:
+    """The other rotation of far keys, if a scheme has one and the input has far keys."""
+    for scheme, prepared, _ in schemes:
+        remap: Remap | None = scheme("remap", prepared)
+        return remap
+    return None
+
+
 def posenc_attention_forward(
     module: Any,
     query: torch.Tensor,
@@ -162,7 +173,7 @@ def posenc_attention_forward(
         query = apply_rotation(query, posenc.rotate, keys=False)
         if module.cache_argument is None:  # otherwise rotated on their way into the cache
             key = apply_rotation(key, posenc.rotate, keys=True)
-    if not posenc.score and not posenc.value:
+    if not posenc.score and not posenc.value and far_rotation(posenc.remap) is None:
         if posenc.content_scale:
             local_heads = find_local_heads(module, query, key, [active.scheme for active in posenc.content_scale])
             query = scale_content(query, posenc.content_scale, local_heads)
@@ -176,7 +187,7 @@ def posenc_attention_forward(
     call = _prepare_call(module, stock, unrotated_query, query, key, value, attention_mask, posenc, kwargs)
     path, reason = select_path(DispatchKey.of(call))
     if path is AttentionPath.REFUSED:
-        check_backend(backend, [active.scheme for active in (*posenc.score, *posenc.value)])
+        check_backend(backend, [active.scheme for active in (*posenc.score, *posenc.value, *posenc.remap)])
         raise PosEncError(reason)
     output, weights = PATHS[path](call)
     return output, weights if backend == "eager" else None  # matches SDPA, which returns no weights
@@ -210,7 +221,8 @@ def _prepare_call(
         unrotated_query, query, key, value = (states.to(dtype) for states in (unrotated_query, query, key, value))
     causal = positions.causal and query.shape[2] > 1 and attention_mask is None
     scaling = kwargs.pop("scaling", None) or query.shape[-1] ** -0.5
-    local_heads = find_local_heads(module, query, key, [active.scheme for active in (*posenc.score, *posenc.value)])
+    per_head = [active.scheme for active in (*posenc.score, *posenc.value, *posenc.content_scale)]
+    local_heads = find_local_heads(module, query, key, per_head) if per_head else None
     content = Content(
         unrotated_query,
         query,
@@ -239,6 +251,7 @@ def _prepare_call(
         positions=positions,
         content=content,
         stock_kwargs=kwargs,
+        remap=far_rotation(posenc.remap),
     )
 
 
@@ -250,6 +263,9 @@ PATHS: dict[AttentionPath, Callable[[AttentionCall], AttentionOutput]] = {
     AttentionPath.DENSE_BIAS_BY_HEADS: dense_bias_by_heads,
     AttentionPath.DENSE_BIAS: dense_bias_attention,
     AttentionPath.DENSE_WEIGHTS: dense_attention,
+    AttentionPath.REMAPPED_MERGED: remapped_attention_merged,
+    AttentionPath.REMAPPED_CHUNKED: remapped_attention_chunked,
+    AttentionPath.REMAPPED_DENSE: remapped_attention,
 }
 
 
@@ -276,6 +292,8 @@ def check_backend(backend: str | None, schemes: Sequence[Any]) -> None:
                 f"attn_implementation={backend!r} cannot add the {seam} term of position scheme {names[0]!r} and would "
                 f"drop it; use one of {list(backends)}"
             )
+    if backend not in VALUE_BACKENDS and any(scheme.acts_at("remap") for scheme in schemes):
+        raise PosEncError(REMAP_BACKEND_ERROR.format(backend=f"attn_implementation={backend!r}"))
 
 
 def _is_known(backend: str) -> bool:

@@ -214,9 +214,10 @@ def _layout(
         queries_BQ = position_ids.reshape(-1, num_queries)
         order, uniform = classify_positions(queries_BQ, slots_BQ, _new_tokens(visible_BK, num_cached, num_queries))
         uniform = uniform and (is_first_call or _all_visible(visible_BK, num_cached, num_queries))
-    all_positions_BK = queries_BQ.expand(num_rows, -1) if needs.distances else None
+    needs_keys = needs.distances or needs.key_positions
+    all_positions_BK = queries_BQ.expand(num_rows, -1) if needs_keys else None
     if not is_first_call:
-        check_cache_order(cache, order, needs.distances)
+        check_cache_order(cache, order, needs_keys)
         if all_positions_BK is not None:
             all_positions_BK = concat_cached_positions(cache, all_positions_BK, num_cached)
         if position_ids is not None and all_positions_BK is not None:

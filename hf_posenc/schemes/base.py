@@ -17,9 +17,9 @@ from typing_extensions import TypeVar
 
 from .inputs import Content, Positions
 from .options import Options as SchemeOptions
-from .terms import DistanceTable, Term
+from .terms import DistanceTable, Remap, Term
 
-LAYER_SEAMS = ("rotate", "score", "content_scale", "value")
+LAYER_SEAMS = ("rotate", "score", "content_scale", "value", "remap")
 """The seams inside an attention layer; `embed` is the one outside."""
 STOCK_ROTATION = "stock rotation"
 """Listed with the seams of a layer if the architecture's own code applies the scheme's rotation."""
@@ -27,6 +27,8 @@ LayerParams = Callable[[], dict[str, torch.Tensor]]
 """Returns a layer's parameters by name. A function, because hooks would move tensors or modules to other devices."""
 Initializer = Callable[[torch.Tensor], object]
 """Fills a parameter in place, such as `transformers.initialization.zeros_`, which leaves loaded weights alone."""
+StockRotate = Callable[..., torch.Tensor]
+"""`rotate(states)`, or `rotate(states, offsets=(name, offsets_BN))`: see `Scheme.with_stock_rotation`."""
 ParameterSpec = tuple[tuple[int, ...], Initializer]
 """The shape and the initializer of a parameter."""
 
@@ -115,9 +117,9 @@ class ParameterModule(nn.Module):
 class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     """Base class of all position schemes.
 
-    A subclass overrides the seams it acts at: `embed`, `rotate`, `score` and `value` (and `content_scale`). What it
-    does not override stays as in the stock model. `prepare` runs once per forward pass and does the work that depends
-    on positions alone; its result is passed to the other seams. The engine calls the seams through
+    A subclass overrides the seams it acts at: `embed`, `rotate`, `score` and `value` (and `content_scale` and `remap`).
+    What it does not override stays as in the stock model. `prepare` runs once per forward pass and does the work that
+    depends on positions alone; its result is passed to the other seams. The engine calls the seams through
     `scheme("score", ...)`, so that forward hooks (offloading, FSDP, ZeRO) fire. `add_parameters` in `__init__` creates
     parameters that all layers share, and `layer_module` those of one layer.
 
@@ -164,10 +166,10 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     recommended: ClassVar[dict[str, Any]] = {}
     at_input: ClassVar[bool] = False
     needs_distances: ClassVar[bool] = True
-    needs_key_positions: ClassVar[bool] = False
     needs_key_counts: bool = False
     reads_positions: bool = True
     depends_on_length: bool = False
+    needs_key_positions: bool = False
     needs_context: bool = False
     rewrites_embeddings: bool = False
     Options: ClassVar[type[SchemeOptions]] = SchemeOptions
@@ -261,6 +263,10 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         """Return a vector per distance that is added to the value of every key at that distance."""
         raise NotImplementedError
 
+    def remap(self, prepared: PreparedT) -> Remap | None:
+        """Return other rotations for keys that are far from the query; None if no key is far in this forward pass."""
+        raise NotImplementedError
+
     def layer_module(self) -> LayerParameters | None:
         """Create the parameters of one layer, stored in its attention module; None if layers have none of their own."""
         return None
@@ -275,9 +281,23 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     def keeps_stock_rotation(self) -> bool:
         """Whether the scheme leaves rotations to the architecture's own code, angles included.
 
-        The other seams then get a function that rotates as that code does, in place of what `prepare` returns.
+        The other seams then get what `with_stock_rotation` returns, in place of what `prepare` returns.
         """
         return False
+
+    def with_stock_rotation(self, prepared: PreparedT, rotate: StockRotate) -> Any:
+        """What seams get in place of what `prepare` returned, if the scheme keeps the architecture's own rotation.
+
+        Args:
+            prepared: The result of `prepare`.
+            rotate: Rotates states as the architecture's own code does in this layer: to their positions, or by offsets,
+                which have a name that is unique in this forward pass.
+        """
+        return rotate
+
+    def details(self, seam: str) -> str:
+        """What `explain` adds to a seam, such as the settings that decide what happens there."""
+        return ""
 
     def uses_stock_table(self) -> bool:
         """Whether the scheme keeps and uses the architecture's own position table."""

@@ -108,6 +108,7 @@ class Positions:
             else:
                 window.distances = self.distances[..., num_dropped:]
             window.keys_BK = None if self.keys_BK is None else self.keys_BK[:, num_dropped:]
+            window._stock_angles = {}
             window.prepared = [scheme("prepare", window) for scheme in self.schemes]
             self._windows[num_keys] = window
         return self._windows[num_keys]
@@ -135,6 +136,20 @@ class Positions:
             by_layer_type = {"layer_type": layer_type} if hasattr(self.rotary, "layer_types") else {}
             position_ids = self.queries_BQ if self.rotary_positions is None else self.rotary_positions
             self._stock_angles[key] = self.rotary(states, position_ids.to(states.device), **by_layer_type)
+        return self._stock_angles[key]
+
+    def stock_offset_angles(
+        self, layer_type: str | None, states: torch.Tensor, name: object, offsets_BN: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The cos and sin of the architecture's own rotation by some offsets, without its scaling of the attention."""
+        assert self.rotary is not None
+        key = (layer_type, states.dtype, states.device, name)
+        if key not in self._stock_angles:
+            by_layer_type = {"layer_type": layer_type} if hasattr(self.rotary, "layer_types") else {}
+            offsets_BN = offsets_BN.to(states.device)
+            cos, sin = self.rotary(states, offsets_BN, **by_layer_type)
+            factor = self.rotary(states, torch.zeros_like(offsets_BN[:1, :1]), **by_layer_type)[0].flatten()[0]
+            self._stock_angles[key] = cos / factor, sin / factor
         return self._stock_angles[key]
 
     def distances_BQK(self) -> torch.Tensor:

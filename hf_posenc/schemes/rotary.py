@@ -1,18 +1,21 @@
-"""Rotary embeddings: RoPE (Su et al. 2021), and xPos (Sun et al. 2023), whose logits decay with the distance."""
+"""Rotary embeddings: RoPE (Su et al. 2021)."""
 
-import math
+import dataclasses
+import functools
 import types
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ..errors import PosEncError, SequenceLengthError
+from ..errors import PosEncError
 from ..validation import truncate_repr
-from . import Kind, ModelShape, Options, Positions, Scheme, is_tracing, option
+from . import Kind, ModelShape, Options, Positions, Remap, Scheme, is_tracing, option
+from .base import StockRotate
 from .functional import BASE
 from .options import describe_type, matches_type
+from .remapping import parse_extension
+from .rotations import FarRotation, Rotation, StockRotation, rotate_further, rotate_pairs, rotation
 
 LIST_KEYS = {"short_factor", "long_factor"}
 NUMBER_KEYS = {
@@ -24,47 +27,6 @@ NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 CHANGES_WITH_LENGTH = ("dynamic", "longrope")
 MAX_FREQUENCY, MIN_ATTENTION_FACTOR, MAX_ATTENTION_FACTOR = 1e4, 0.01, 100.0
 """Beyond any useful rotation: angles and attention scores stay finite in every dtype."""
-XPOS_GAMMA = 0.4
-MAX_EXPONENT = {torch.float16: 10.0}
-"""Beyond this exp() overflows the dtype; 80 for dtypes with the range of float32."""
-
-
-StockRotation = Callable[[torch.Tensor], torch.Tensor]
-"""Rotates states as the architecture's own code does."""
-
-
-class Rotation(NamedTuple):
-    """Rotary angles of one forward pass, (B, 1, Q, D). Starts with cos and sin: see `Scheme.uses_rotate_half`."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-    signed_sin: torch.Tensor
-    """The sines with the sign of the other feature of a pair, computed once instead of in every layer."""
-
-
-def join_pairs(first: torch.Tensor, second: torch.Tensor, layout: str) -> torch.Tensor:
-    """Put the two values of each pair of features where the layout has these features."""
-    if layout == "interleaved":
-        return torch.stack([first, second], dim=-1).flatten(-2)
-    return torch.cat([first, second], dim=-1)
-
-
-def rotation(angles: torch.Tensor, layout: str) -> Rotation:
-    """Build the rotation by one angle per pair of features."""
-    cos, sin = angles.cos(), angles.sin()
-    return Rotation(join_pairs(cos, cos, layout), join_pairs(sin, sin, layout), join_pairs(-sin, sin, layout))
-
-
-def rotate_pairs(states: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, layout: str) -> torch.Tensor:
-    """Rotate the first features of each head, as many as there are angles, and leave the rest."""
-    size = cos.shape[-1]
-    rotated, rest = (states, None) if size == states.shape[-1] else (states[..., :size], states[..., size:])
-    if layout == "interleaved":
-        partners = rotated.view(*rotated.shape[:-1], -1, 2).flip(-1).flatten(-2)
-    else:
-        partners = rotated.roll(size // 2, -1)
-    rotated = rotated * cos.to(states.dtype) + partners * signed_sin.to(states.dtype)
-    return rotated if rest is None else torch.cat([rotated, rest], dim=-1)
 
 
 class RopeOptions(Options):
@@ -84,6 +46,14 @@ class RopeOptions(Options):
         maximum=1,
     )
     scaling: dict[str, Any] | None = option(None, "as transformers' rope_parameters; None: the checkpoint's, or none")
+    extend: dict[str, Any] | None = option(
+        None, "remap far distances, so that longer inputs need no training: a `method` and its options"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.extend is not None:
+            parse_extension(self.extend)
 
 
 def resolve_rope_parameters(options: RopeOptions, shape: ModelShape) -> dict[str, Any]:
@@ -123,7 +93,7 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
     paper = "Su et al. 2021, https://arxiv.org/abs/2104.09864"
     kind = Kind.ROTATION
     formula = "q_i, k_j rotated by i and j times theta^(-2k/d), pair by pair"
-    cost = "no parameters; two products per query and key. Runs on flash attention"
+    cost = "no parameters; two products per query and key. Runs on flash attention, but not with `extend`"
     Options = RopeOptions
 
     def __init__(self, options: RopeOptions, shape: ModelShape) -> None:
@@ -131,7 +101,7 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         self.rope_parameters = resolve_rope_parameters(options, shape)
         self.rope_type: str = self.rope_parameters["rope_type"]
         self.depends_on_length = self.rope_type in CHANGES_WITH_LENGTH
-        self.has_stock_angles = shape.rope_parameters is not None and options == RopeOptions()
+        self.has_stock_angles = shape.rope_parameters is not None and options == RopeOptions(extend=options.extend)
         self.layout = options.layout or shape.rotary_layout
         self.partial_rotary_factor: float = options.partial_rotary_factor or (shape.rope_parameters or {}).get(
             "partial_rotary_factor", 1.0
@@ -157,6 +127,27 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
             )
         # Plain numbers, not a buffer: model.to(bfloat16) would round it and meta loading would lose it.
         self.frequencies: list[float] = frequencies.tolist()
+        self.extension = None
+        if options.extend is not None:
+            self._check_extensible()
+            self.extension = parse_extension(options.extend).with_defaults(shape.max_positions)
+            self.needs_key_positions = True
+
+    @classmethod
+    def acts(cls, seam: str, options: RopeOptions) -> bool:
+        return options.extend is not None if seam == "remap" else super().acts(seam, options)
+
+    def _check_extensible(self) -> None:
+        if not self.shape.causal:
+            raise PosEncError(
+                "rope: extend is defined for causal models, where all keys are at or before the query; on an encoder "
+                'use a scaling, such as {"rope_type": "yarn", "factor": 4.0}'
+            )
+        if self.depends_on_length:
+            raise PosEncError(
+                f"rope: extend needs angles that do not change with the input, but scaling {self.rope_type!r} changes "
+                'them: leave one of the two out, or choose a fixed scaling, such as {"rope_type": "default"}'
+            )
 
     def _inverse_frequencies(
         self, length: int | None, device: torch.device | None = None
@@ -200,9 +191,37 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         frequencies, factor = torch.tensor(self.frequencies, device=device), self.attention_factor
         if self.depends_on_length and (length := self._scaled_length(positions)) is not None:
             frequencies, factor = self._inverse_frequencies(length, device)
-        angles = positions.queries_BQ[:, None, :, None].float() * frequencies * self.shape.rotary_direction
-        prepared = rotation(angles, self.layout)
-        return Rotation(*(tensor * factor for tensor in prepared)) if factor != 1.0 else prepared
+        prepared, far = self._rotation(positions.queries_BQ, frequencies), self._far_rotation(positions)
+        if factor != 1.0:
+            cos, sin, signed_sin = (tensor * factor for tensor in prepared[:3])
+            prepared = Rotation(cos, sin, signed_sin)
+        if far is None:
+            return prepared
+        offsets = () if self.has_stock_angles else (*far.query_offsets_BQ, far.key_offsets_BK)
+        further = tuple(self._rotation(offsets_BN, frequencies) for offsets_BN in offsets)
+        return prepared._replace(far=far, further=further)
+
+    def _rotation(self, positions_BN: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
+        return rotation(positions_BN[:, None, :, None].float() * frequencies * self.shape.rotary_direction, self.layout)
+
+    def _far_rotation(self, positions: Positions) -> FarRotation | None:
+        """The offsets that remap far distances; None if the input is too short to have any."""
+        if self.extension is None:
+            return None
+        if positions.rotary_positions is not None:
+            raise PosEncError(
+                "rope: extend remaps the distance between tokens in a text, but these position_ids have several axes "
+                "(images or video): leave extend out, or pass text only"
+            )
+        if not is_tracing():  # compiled code must fit longer inputs too
+            length = positions.length_bound if positions.length_bound is not None else positions.length()
+            if length is not None and length <= self.extension.near_length:
+                return None
+        queries_BQ, keys_BK = positions.queries_BQ, positions.keys_BK
+        assert keys_BK is not None
+        far = self.extension.far_positions(queries_BQ, keys_BK)
+        query_offsets = tuple(far_BQ - queries_BQ for far_BQ in far.queries_BQ)
+        return FarRotation(far.starts_BQ, keys_BK, query_offsets, far.keys_BK - keys_BK)
 
     def _scaled_length(self, positions: Positions) -> int | None:
         """The length, if it is long enough to change the frequencies. Cached keys keep their angles."""
@@ -235,67 +254,30 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
     def rotate(self, states_BHQD: torch.Tensor, prepared: Rotation | StockRotation, keys: bool) -> torch.Tensor:
         if isinstance(prepared, Rotation):
             return rotate_pairs(states_BHQD, prepared.cos, prepared.signed_sin, self.layout)
-        return prepared(states_BHQD)
+        return prepared.rotate(states_BHQD)
 
+    def with_stock_rotation(self, prepared: Rotation | StockRotation, rotate: StockRotate) -> StockRotation:
+        return StockRotation(rotate, prepared.far)
 
-class XposOptions(Options):
-    scale_base: float = option(512.0, "distance over which the shortest wavelength decays to 0.29", above=0)
+    def remap(self, prepared: Rotation | StockRotation) -> Remap | None:
+        far, partial = prepared.far, functools.partial
+        if far is None:
+            return None
+        if isinstance(prepared, Rotation):
+            rotations = [partial(rotate_further, rotation=item, layout=self.layout) for item in prepared.further]
+        else:
+            offsets = (*far.query_offsets_BQ, far.key_offsets_BK)
+            rotations = [partial(prepared.rotate, offsets=item) for item in enumerate(offsets)]
+        return Remap(far.starts_BQ, far.keys_BK, tuple(rotations[:-1]), rotations[-1])
 
-
-class Decay(NamedTuple):
-    """The rotation, and the logarithm of the factor of each feature."""
-
-    rotation: Rotation
-    exponents: torch.Tensor
-    max_offset: int | None
-    """The largest distance of a position from the center; None if unknown."""
-
-
-class Xpos(Scheme[XposOptions, Decay]):
-    """Rotary embeddings with decay: queries shrink and keys grow with their position, so that far logits fade."""
-
-    name = "xpos"
-    paper = "Sun et al. 2023, https://arxiv.org/abs/2212.10554"
-    kind = Kind.ROTATION
-    formula = (
-        "rope, with q_i times zeta^((i - c) / scale_base) and k_j divided by the same at j, zeta = (2k + 0.4 d) / 1.4 d"
-    )
-    cost = "no parameters; as rope"
-    Options = XposOptions
-
-    def __init__(self, options: XposOptions, shape: ModelShape) -> None:
-        super().__init__(options, shape)
-        if shape.head_size % 2:
-            raise PosEncError(
-                f"xpos rotates pairs of features, but the head size {shape.head_size} is odd; use alibi or t5"
-            )
-        # Fixed, so that cached keys stay valid; in the middle, so that factors stay near one.
-        self.center = shape.max_positions // 2
-
-    def prepare(self, positions: Positions) -> Decay:
-        size, tokens = self.shape.head_size, positions.queries_BQ[:, None, :, None]
-        features = torch.arange(0, size, 2, device=tokens.device, dtype=torch.float)
-        zeta = (features + XPOS_GAMMA * size) / ((1 + XPOS_GAMMA) * size)
-        exponents = (tokens - self.center).float() / self.options.scale_base * zeta.log()
-        length = positions.length_bound if positions.length_bound is not None or is_tracing() else positions.length()
-        return Decay(
-            rotation(tokens * self.shape.rotary_direction / BASE ** (features / size), self.shape.rotary_layout),
-            join_pairs(exponents, exponents, self.shape.rotary_layout),
-            max_offset=None if length is None else max(length - self.center, self.center),
+    def details(self, seam: str) -> str:
+        if seam != "remap" or self.extension is None:
+            return ""
+        assert self.options.extend is not None
+        settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(self.extension).items())
+        reach = self.extension.reach(self.shape.max_positions)
+        return (
+            f"{self.options.extend['method']}, {settings}: no effect up to {self.extension.near_length} tokens; "
+            f"distances stay below the trained {self.shape.max_positions} "
+            + ("at any length" if reach is None else f"up to {reach} tokens")
         )
-
-    def rotate(self, states_BHQD: torch.Tensor, prepared: Decay, keys: bool) -> torch.Tensor:
-        if prepared.max_offset is not None:
-            self._check_overflow(states_BHQD.dtype, prepared.max_offset)
-        factors = (-prepared.exponents if keys else prepared.exponents).exp()
-        cos, _, signed_sin = prepared.rotation
-        return rotate_pairs(states_BHQD, cos * factors, signed_sin * factors, self.shape.rotary_layout)
-
-    def _check_overflow(self, dtype: torch.dtype, max_offset: int) -> None:
-        limit = MAX_EXPONENT.get(dtype, 80.0)
-        steepest = -math.log(XPOS_GAMMA / (1 + XPOS_GAMMA))
-        if max_offset * steepest / self.options.scale_base > limit:
-            raise SequenceLengthError(
-                f"xpos: at {max_offset} positions from the center the decay overflows {dtype}: raise scale_base above "
-                f"{math.ceil(max_offset * steepest / limit)}, use bfloat16 instead of float16, or shorten the input"
-            )

@@ -6,6 +6,8 @@ Shape legend: B batch, H heads, Q queries, K keys, D head size, L = Q + K - 1 di
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -54,3 +56,16 @@ class Separable:
 
 Term = DistanceBias | QueryTerm | KeyTerm | Separable | torch.Tensor
 """Any score term. A plain tensor, (B or 1, H, Q or 1, K), is for terms that fit none of the cheaper forms."""
+
+
+class Remap(NamedTuple):
+    """Another rotation for far keys. Keys fall into parts by their position: near ones, then one or more far parts."""
+
+    starts_BQ: tuple[torch.Tensor, ...]
+    """For each query, the position of the first near key; then that of the first key of each far part but the last."""
+    keys_BK: torch.Tensor
+    """The positions of the keys."""
+    rotate_queries: tuple[Callable[[torch.Tensor], torch.Tensor], ...]
+    """For each far part, rotates queries, (B, H, Q, D), on from where they are."""
+    rotate_keys: Callable[[torch.Tensor], torch.Tensor]
+    """Rotates all keys, or the first ones, (B, G, K, D), on from where they are to where all far parts have them."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from ..attention import apply_rotation, materialize, scale_content, score_terms, visible_pairs
+from ..attention import apply_rotation, far_rotation, materialize, scale_content, score_terms, visible_pairs
 from ..errors import PosEncError
 from ..patches import PosEncAttention, PosEncBaseModel, architecture_of, base_models, check_undivided, retrofit
 from ..patches.compat import attn_implementation
@@ -103,6 +103,11 @@ class StockAttention:
             bias: Added to the logits in place of what the layer's schemes add.
         """
         layer, projections = attention.layer_schemes(positions), attention.project(states_BNE)
+        if far_rotation(layer.remap) is not None:
+            raise PosEncError(
+                "rope's extend needs no fit: it remaps far distances to those that the model was trained with. Convert "
+                "the checkpoint without training, or train without extend and add it afterwards"
+            )
         query_BHND, key_BGND, softcap = projections.query_BHND, projections.key_BGND, projections.softcap
         visible = visible_pairs(mask, positions.causal and mask is None, query_BHND, states_BNE.shape[1])
         rotations = [*layer.rotate, *layer.stock_rotation]

@@ -23,6 +23,8 @@ class Case:
     """Adds a score term, so backends without one must refuse it."""
     values: bool = False
     """Adds a value term, so flex_attention must refuse it too."""
+    remaps: bool = False
+    """Rotates far keys apart from near ones, so flex_attention must refuse it too."""
     causal: bool = False
     """Defined for causal attention only."""
     contextual: bool = False
@@ -35,6 +37,10 @@ class Case:
 
 DEBERTA_V1 = {"type": "deberta", "max_distance": 5, "share_projections": False, "norm": None}
 T5 = {"type": "t5", "num_buckets": 8, "max_distance": 20}
+SELF_EXTEND = {"method": "self_extend", "window": 4, "group": 3}
+REROPE = {"method": "rerope", "window": 4}
+LEAKY_REROPE = {"method": "leaky_rerope", "window": 3, "k": 2.5}
+DCA = {"method": "dca", "chunk_size": 5, "local_window": 2}
 LLAMA4 = {"type": "temperature", "attn_scale": 0.7, "floor_scale": 3}
 SSMAX = {"type": "temperature", "form": "ssmax"}
 CASES = [
@@ -55,6 +61,10 @@ CASES = [
     Case("rope", "rope"),
     Case("rope-partial", {"type": "rope", "theta": 500.0, "layout": "interleaved", "partial_rotary_factor": 0.5}),
     Case("rope-yarn", {"type": "rope", "scaling": {"rope_type": "yarn", "factor": 4.0}}, sampled=True),
+    Case("rope-self_extend", {"type": "rope", "extend": SELF_EXTEND}, causal=True, remaps=True),
+    Case("rope-rerope", {"type": "rope", "extend": REROPE}, causal=True, remaps=True, sampled=True),
+    Case("rope-leaky_rerope", {"type": "rope", "extend": LEAKY_REROPE}, causal=True, remaps=True, sampled=True),
+    Case("rope-dca", {"type": "rope", "extend": DCA, "theta": 500.0}, causal=True, remaps=True),
     Case("xpos", {"type": "xpos", "scale_base": 2000}),
     Case("alibi", "alibi", scores=True),
     Case("alibi-learned", {"type": "alibi", "learned": True}, scores=True, sampled=True),

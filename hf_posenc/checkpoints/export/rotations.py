@@ -35,6 +35,8 @@ def layer_rotations(plan: SchemePlan) -> list[Rope | None]:
             raise NoStockEqual("several rotations act in one layer")
         if schemes and not isinstance(schemes[0], Rope):
             raise NoStockEqual(f"{schemes[0].name} is not a plain rotation")
+        if schemes and schemes[0].options.frequency_fraction < 1:  # type: ignore[attr-defined]
+            raise NoStockEqual("frequency_fraction leaves frequencies out")
         rotations.append(schemes[0] if schemes else None)  # type: ignore[arg-type]
     return rotations
 
@@ -125,10 +127,10 @@ def reordered_heads(variant: Variant, change: RotaryChange, rope: Rope, modules:
         path = variant.attention_path(layer)
         for module in modules:
             start = f"{path}.{module}"
-            found = [name for parameter, name in variant.stored_names.items() if parameter.startswith(start)]
-            if not found or any(len(variant.tensors[name]) % len(order) for name in found):
+            names = [name for parameter, name in variant.stored_names.items() if parameter.startswith(start)]
+            if not names or any(len(variant.tensors[name]) % len(order) for name in names):
                 raise NoStockEqual(f"{variant.model_type} has no separate query and key projections to reorder")
-            transforms |= dict.fromkeys(found, partial(reorder_rows, order=order))
+            transforms |= dict.fromkeys(names, partial(reorder_rows, order=order))
     return transforms
 
 

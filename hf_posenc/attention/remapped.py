@@ -1,0 +1,190 @@
+"""Attention in which far keys have another rotation than near ones, so that their distances are remapped.
+
+Keys fall into parts by their position, and each pair of query and key is in exactly one. Either the logits of all parts
+are written into one tensor, a chunk of queries at a time, or each part is a call of a kernel that also returns the
+log-sum-exp of its logits. Outputs of parts, weighted by these, sum to the exact result.
+
+Shape legend: B batch, H heads, G key heads, Q queries, M queries of a chunk, K keys, S keys of a part, D head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ..schemes import is_tracing, repeat_key_heads
+from .dispatch import AttentionCall, AttentionOutput, iter_head_slices, slice_heads
+from .masks import visible_keys
+
+KERNEL_CHUNK, WEIGHTS_CHUNK = 256, 256
+"""Queries per chunk: computed by a kernel, and with explicit weights. Larger chunks compute more pairs of the wrong
+part, which the mask hides."""
+KERNEL_NAME = "_scaled_dot_product_flash_attention_for_cpu"
+"""torch's flash attention for CPUs, below scaled_dot_product_attention, which does not return the log-sum-exp."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The keys from one position on and before another, with the queries and keys rotated for each other."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    start_BQ: torch.Tensor | None
+    stop_BQ: torch.Tensor | None
+
+    def holds(self, keys_BK: torch.Tensor, queries: slice) -> torch.Tensor:
+        """(B or 1, 1, M, K): True for keys of this part."""
+        inside = None if self.start_BQ is None else keys_BK[:, None] >= self.start_BQ[:, queries, None]
+        if self.stop_BQ is not None:
+            before = keys_BK[:, None] < self.stop_BQ[:, queries, None]
+            inside = before if inside is None else inside & before
+        assert inside is not None
+        return inside[:, None]
+
+    def columns(self, keys_BK: torch.Tensor, queries: slice) -> slice:
+        """The slots that hold this part's keys of any query; all if tensors cannot be read."""
+        if is_tracing():
+            return slice(0, keys_BK.shape[1])
+        held_BK = torch.ones_like(keys_BK, dtype=torch.bool)
+        if self.start_BQ is not None:
+            held_BK = keys_BK >= self.start_BQ[:, queries].amin(-1, keepdim=True)
+        if self.stop_BQ is not None:
+            held_BK = held_BK & (keys_BK < self.stop_BQ[:, queries].amax(-1, keepdim=True))
+        slots = held_BK.any(0).nonzero()
+        return slice(int(slots[0]), int(slots[-1]) + 1) if len(slots) else slice(0, 0)
+
+
+def split_parts(call: AttentionCall) -> tuple[list[Part], torch.Tensor]:
+    """The parts of an attention, near keys first, and the positions of the keys, (B or 1, K)."""
+    assert call.remap is not None
+    starts_BQ, keys_BK, rotate_queries, rotate_keys = call.remap
+    far_key = rotate_keys(call.key)
+    parts = [Part(call.query, call.key, starts_BQ[0], None)]
+    for start_BQ, stop_BQ, rotate in zip((*starts_BQ[1:], None), starts_BQ, rotate_queries, strict=True):
+        parts.append(Part(rotate(call.query), far_key, start_BQ, stop_BQ))
+    return parts, keys_BK[:, : call.key.shape[2]]
+
+
+def _mask_of(call: AttentionCall, queries: slice) -> torch.Tensor | None:
+    """(B or 1, H or 1, M, K): the mask of some queries, boolean or additive; None if all keys are visible."""
+    mask, num_keys = call.tensor_mask, call.key.shape[2]
+    if mask is not None:
+        return mask[..., queries if mask.shape[-2] > 1 else slice(None), :num_keys]
+    if not call.causal:
+        return None
+    slots = torch.arange(num_keys, device=call.query.device)
+    return (slots <= slots[queries, None])[None, None]
+
+
+def _restrict(mask: torch.Tensor | None, inside: torch.Tensor, columns: slice) -> torch.Tensor:
+    """True where a key is in a part and visible."""
+    return inside if mask is None else inside & visible_keys(mask[..., columns])
+
+
+def _weights(
+    call: AttentionCall, parts: Sequence[Part], keys_BK: torch.Tensor, queries: slice, heads: slice, key_heads: slice
+) -> torch.Tensor:
+    """(B, H, M, K): the attention weights in float32 or wider."""
+    mask, wide = _mask_of(call, queries), torch.promote_types(call.query.dtype, torch.float32)
+    mask = None if mask is None else slice_heads(mask, 1, heads)
+    num_heads, lowest = heads.stop - heads.start, torch.finfo(wide).min
+    shape = (call.query.shape[0], num_heads, queries.stop - queries.start, call.key.shape[2])
+    logits = call.query.new_full(shape, lowest, dtype=wide)
+    for part in parts:
+        columns = part.columns(keys_BK, queries)
+        if columns.start == columns.stop:
+            continue
+        key = repeat_key_heads(part.key[:, key_heads, columns], num_heads)
+        products = part.query[:, heads, queries].matmul(key.transpose(-1, -2)).to(wide) * call.scaling
+        if (softcap := call.stock_kwargs.get("softcap")) is not None:
+            products = softcap * torch.tanh(products / softcap)
+        if mask is not None and mask.dtype != torch.bool:
+            products = (products + mask[..., columns].to(wide)).clamp(min=lowest)
+        visible = _restrict(mask, part.holds(keys_BK[:, columns], queries), columns)
+        logits[..., columns] = torch.where(visible, products, logits[..., columns])
+    sinks_H: torch.Tensor | None = call.stock_kwargs.get("s_aux")
+    if sinks_H is None:
+        return torch.softmax(logits, dim=-1)
+    sinks = sinks_H[heads].to(wide).view(1, -1, 1, 1).expand(*shape[:3], 1)
+    return torch.softmax(torch.cat([logits, sinks], dim=-1), dim=-1)[..., :-1]
+
+
+def remapped_attention(call: AttentionCall) -> AttentionOutput:
+    """All queries at once, with explicit weights."""
+    parts, keys_BK = split_parts(call)
+    queries, heads = slice(0, call.query.shape[2]), slice(0, call.query.shape[1])
+    weights = _weights(call, parts, keys_BK, queries, heads, slice(0, call.key.shape[1]))
+    dropped = nn.functional.dropout(weights, p=call.dropout, training=call.module.training).to(call.value.dtype)
+    output_BHQD = dropped.matmul(repeat_key_heads(call.value, heads.stop))
+    return output_BHQD.transpose(1, 2).contiguous(), dropped
+
+
+def remapped_attention_chunked(call: AttentionCall) -> AttentionOutput:
+    """A few heads and queries at a time; the backward pass computes their weights again."""
+    parts, keys_BK = split_parts(call)
+    recompute = torch.is_grad_enabled()
+
+    def attend(queries: slice, heads: slice, key_heads: slice) -> torch.Tensor:
+        weights = _weights(call, parts, keys_BK, queries, heads, key_heads)
+        weights = nn.functional.dropout(weights, p=call.dropout, training=call.module.training)
+        value = repeat_key_heads(call.value[:, key_heads], heads.stop - heads.start)
+        return weights.to(value.dtype).matmul(value).transpose(1, 2)
+
+    chunks = []
+    for queries in _query_chunks(call, WEIGHTS_CHUNK):
+        chunk = [
+            checkpoint(attend, queries, *slices, use_reentrant=False) if recompute else attend(queries, *slices)
+            for slices in iter_head_slices(call.query, call.key)
+        ]
+        chunks.append(torch.cat(chunk, dim=2))
+    return torch.cat(chunks, dim=1), None
+
+
+def remapped_attention_merged(call: AttentionCall) -> AttentionOutput:
+    """A kernel call for each part of a few queries, merged by the log-sum-exp of their logits. Without gradients."""
+    kernel = getattr(torch.ops.aten, KERNEL_NAME, None)
+    if kernel is None or call.value.shape[-1] != call.query.shape[-1]:
+        return remapped_attention_chunked(call)
+    parts, keys_BK = split_parts(call)
+    num_heads = call.query.shape[1]
+    parts = [dataclasses.replace(part, key=repeat_key_heads(part.key, num_heads)) for part in parts]
+    value = repeat_key_heads(call.value, num_heads)
+    output_BQHD = torch.empty_like(call.query.transpose(1, 2), memory_format=torch.contiguous_format)
+    lowest = torch.finfo(value.dtype).min
+    for queries in _query_chunks(call, KERNEL_CHUNK):
+        mask = _mask_of(call, queries)
+        merged: tuple[torch.Tensor, torch.Tensor] | None = None
+        for part in parts:
+            columns = part.columns(keys_BK, queries)
+            if call.causal:
+                columns = slice(columns.start, min(columns.stop, queries.stop))
+            if columns.start >= columns.stop:
+                continue
+            visible = _restrict(mask, part.holds(keys_BK[:, columns], queries), columns)
+            additive = mask is not None and mask.dtype != torch.bool
+            bias = mask[..., columns].to(value.dtype) if additive and mask is not None else value.new_zeros(())
+            bias = torch.where(visible, bias, lowest)
+            states = (part.query[:, :, queries], part.key[:, :, columns], value[:, :, columns])
+            output, lse = kernel(*states, 0.0, False, attn_mask=bias, scale=call.scaling)
+            merged = (output, lse) if merged is None else _merge(*merged, output, lse)
+        assert merged is not None
+        output_BQHD[:, queries] = merged[0].transpose(1, 2)
+    return output_BQHD, None
+
+
+def _merge(
+    output: torch.Tensor, lse_BHM: torch.Tensor, new_output: torch.Tensor, new_lse_BHM: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The attention over the keys of both, whose weights sum to exp(lse) each before they are normalized."""
+    total_BHM = torch.logaddexp(lse_BHM, new_lse_BHM)
+    old_weight, new_weight = ((lse - total_BHM).exp().unsqueeze(-1) for lse in (lse_BHM, new_lse_BHM))
+    return (output * old_weight + new_output * new_weight).to(output.dtype), total_BHM
+
+
+def _query_chunks(call: AttentionCall, size: int) -> list[slice]:
+    length = call.query.shape[2]
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
