@@ -26,7 +26,7 @@ stock_sdpa = functional.scaled_dot_product_attention
 
 
 class Divided:
-    """A sequence divided between two processes, as torch (by both ends, for balance) or DeepSpeed (in order) does it."""
+    """A sequence divided between two processes, as torch (by both ends, for balance) or DeepSpeed (in order) does."""
 
     def __init__(self, kind: str) -> None:
         quarters = torch.arange(LENGTH).chunk(4)
