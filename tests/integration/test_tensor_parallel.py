@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from hf_posenc.patches import ARCHITECTURES
+from tests.support import families
 from tests.support import tiny_models as tiny
 from tests.support.cases import CASES, Case
 from tests.support.tensor_parallel import run_in_two_processes
@@ -42,6 +45,35 @@ def test_every_scheme_equals_one_process(cases: list[Case], tmp_path: Path) -> N
 def test_heads_and_gradients_in_two_processes(tmp_path: Path) -> None:
     """One scheme with a term per head and one with a shared table; the slow tests have the rest."""
     assert_equal_to_one_process(run_cases(tmp_path, ["kerple", "shaw"], ["sdpa", "gradients"]))
+
+
+@pytest.mark.slow
+def test_gradient_checkpointing(tmp_path: Path) -> None:
+    cases = ["t5", "kerple", "deberta", "rope+shaw"]
+    assert_equal_to_one_process(run_cases(tmp_path, cases, ["gradients-checkpointed"]))
+
+
+FAMILIES = [
+    name
+    for name in families.MODEL_TYPES
+    if any("attn" in key or "attention" in key for key in ARCHITECTURES[name].config_class.base_model_tp_plan or ())
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_types", [FAMILIES[start::3] for start in range(3)], ids=["first", "second", "third"])
+def test_model_types_with_a_plan(model_types: list[str], tmp_path: Path) -> None:
+    """Those that divide heads, and those that gather them before attention."""
+    scheme = ["kerple", {"type": "deberta", "max_distance": 4}]
+    models = {}
+    for name in model_types:
+        dtype = torch.float32 if "experts" in families.traits(name) else torch.float64  # as kernels of experts need
+        models[name] = families.model(name, scheme, dtype, vocab_size=64)
+    results = run_in_two_processes(tmp_path, models, ["outputs-and-scheme-gradients"])
+    for name, model in models.items():
+        difference = results[name]["outputs-and-scheme-gradients"]
+        assert isinstance(difference, float), (name, difference)
+        assert difference < (1e-3 if model.dtype == torch.float32 else 1e-5), (name, difference)
 
 
 @pytest.mark.slow

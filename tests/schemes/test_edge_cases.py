@@ -10,6 +10,7 @@ import torch
 import hf_posenc
 from hf_posenc.errors import PosEncError
 from tests.support import tiny_models as tiny
+from tests.support.cases import CASES
 
 
 @pytest.mark.parametrize("scheme", ["tupe", {"type": "deberta", "share_projections": False}], ids=["tupe", "deberta"])
@@ -55,3 +56,10 @@ def test_autocast_keeps_neighboring_positions_distinct(scheme: str) -> None:
         positions = model.prepare_inputs({"inputs_embeds": torch.zeros(1, 2048, tiny.WIDTH)}).positions
         vectors = model.position_scheme[0].position_embeddings(positions)[0]
     assert vectors.unique(dim=0).shape[0] == 2048
+
+
+def test_no_parameter_is_without_an_axis() -> None:
+    """FSDP and ZeRO cannot divide those."""
+    for case in CASES:
+        for name, parameter in tiny.model("llama", case.scheme).named_parameters():
+            assert parameter.dim() > 0, (case.id, name)
