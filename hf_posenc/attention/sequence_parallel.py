@@ -21,6 +21,7 @@ LOCAL_SEAMS = {"rotate", "stock rotation", "embed"}
 WAY_OUT = "divide the model instead of the sequence (FSDP, ZeRO or tensor parallelism)"
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def find_sequence_parallel(backend: str) -> str | None:
     """What divides sequences among processes at present, for models with an attention backend; None if nothing does."""
     if _defined_in(torch.nn.functional.scaled_dot_product_attention, "torch.distributed"):

@@ -61,8 +61,9 @@ class Fire(Scheme[FireOptions, Prepared]):
         paper = self.options.init == "paper"
         inner, outer = (functools.partial(uniform, a=-limit, b=limit) for limit in (1.0, bound))
         return LayerParameters(
-            rate=((), functools.partial(init.constant_, val=INIT_RATE)),
-            length=((), functools.partial(init.constant_, val=INIT_LENGTH)),
+            # Of one axis, because FSDP and ZeRO cannot divide parameters without any.
+            rate=((1,), functools.partial(init.constant_, val=INIT_RATE)),
+            length=((1,), functools.partial(init.constant_, val=INIT_LENGTH)),
             # Neutral, kinks are spread evenly over the inputs, so that any curve can be learned.
             inner_weight=((HIDDEN_UNITS,), inner if paper else init.ones_),
             inner_bias=((HIDDEN_UNITS,), inner if paper else _init_even_kinks),

@@ -11,6 +11,7 @@ import hf_posenc
 from hf_posenc.errors import PosEncError
 from tests.support import tiny_models as tiny
 from tests.support.cases import CASES, Case
+from tests.support.cases import CASES
 
 
 @pytest.mark.parametrize("scheme", ["tupe", {"type": "deberta", "share_projections": False}], ids=["tupe", "deberta"])
@@ -69,3 +70,10 @@ def test_scheme_parameters_may_be_wider_than_the_model(case: Case) -> None:
     assert logits.dtype == torch.bfloat16
     logits.float().square().mean().backward()
     assert {parameter.grad.dtype for parameter in trained if parameter.grad is not None} <= {torch.float32}
+
+
+def test_no_parameter_is_without_an_axis() -> None:
+    """FSDP and ZeRO cannot divide those."""
+    for case in CASES:
+        for name, parameter in tiny.model("llama", case.scheme).named_parameters():
+            assert parameter.dim() > 0, (case.id, name)
