@@ -71,6 +71,11 @@ def token_columns(layout: TokenLayout) -> torch.Tensor:
         rows = layout.queries_BQ.shape[0]
         return torch.ones(rows, num_keys, dtype=torch.bool, device=layout.queries_BQ.device)
     visible_BK = layout.visible_BK[:, :num_keys]
+    if isinstance(layout.num_cached, int) and visible_BK.shape[1] < layout.num_cached + num_queries:
+        raise PosEncError(
+            f"attention_mask covers {visible_BK.shape[1]} tokens, but there are {layout.num_cached} cached and "
+            f"{num_queries} new ones: pass the mask of all of them"
+        )
     return visible_BK.expand(max(len(visible_BK), len(layout.queries_BQ)), -1)
 
 

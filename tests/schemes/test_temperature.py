@@ -151,6 +151,13 @@ def test_holes_in_a_mask_are_not_counted() -> None:
     assert counts[:, 0].tolist() == [[1, 2, 2, 3, 3, 4, 5], [1, 2, 3, 4, 5, 6, 6]]
 
 
+def test_a_mask_of_the_new_tokens_alone_is_refused() -> None:
+    model, ids = tiny.model("gpt2", ["learned", SSMAX]), tiny.tokens(1, 8)
+    cache = model(ids[:, :5], use_cache=True).past_key_values
+    with pytest.raises(PosEncError, match="5 cached and 3 new"):
+        model(ids[:, 5:], attention_mask=torch.ones(1, 3), past_key_values=cache)
+
+
 def test_block_masks_are_refused() -> None:
     from torch.nn.attention.flex_attention import create_block_mask
 
