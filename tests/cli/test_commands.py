@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hf_posenc.cli import app
 from tests.support.hostile_yaml import HOSTILE_YAML
 
-COMMANDS = ("schemes", "convert", "train", "eval", "plot", "push", "inspect")
+COMMANDS = ("schemes", "convert", "export", "train", "eval", "plot", "push", "inspect")
 
 
 def plain(text: str) -> str:
