@@ -54,8 +54,24 @@ class Part:
             held_BK = keys_BK >= self.start_BQ[:, queries].amin(-1, keepdim=True)
         if self.stop_BQ is not None:
             held_BK = held_BK & (keys_BK < self.stop_BQ[:, queries].amax(-1, keepdim=True))
-        slots = held_BK.any(0).nonzero()
-        return slice(int(slots[0]), int(slots[-1]) + 1) if len(slots) else slice(0, 0)
+        return _span(held_BK.any(0))
+
+    def full_columns(self, keys_BK: torch.Tensor, queries: slice) -> slice:
+        """The slots that hold keys of this part for all queries, and that a causal mask hides from none of them."""
+        held_BK = (torch.arange(keys_BK.shape[1], device=keys_BK.device) <= queries.start).expand_as(keys_BK)
+        if self.start_BQ is not None:
+            held_BK = held_BK & (keys_BK >= self.start_BQ[:, queries].amax(-1, keepdim=True))
+        if self.stop_BQ is not None:
+            held_BK = held_BK & (keys_BK < self.stop_BQ[:, queries].amin(-1, keepdim=True))
+        held_K = held_BK.all(0)
+        span = _span(held_K)
+        return span if bool(held_K[span].all()) else slice(0, 0)
+
+
+def _span(held_K: torch.Tensor) -> slice:
+    """From the first to the last slot that is True."""
+    slots = held_K.nonzero()
+    return slice(int(slots[0]), int(slots[-1]) + 1) if len(slots) else slice(0, 0)
 
 
 def split_parts(call: AttentionCall) -> tuple[list[Part], torch.Tensor]:
@@ -159,21 +175,31 @@ def remapped_attention_merged(call: AttentionCall) -> AttentionOutput:
         mask = _mask_of(call, queries)
         merged: tuple[torch.Tensor, torch.Tensor] | None = None
         for part in parts:
-            columns = part.columns(keys_BK, queries)
-            if call.causal:
-                columns = slice(columns.start, min(columns.stop, queries.stop))
-            if columns.start >= columns.stop:
-                continue
-            visible = _restrict(mask, part.holds(keys_BK[:, columns], queries), columns)
-            additive = mask is not None and mask.dtype != torch.bool
-            bias = mask[..., columns].to(value.dtype) if additive and mask is not None else value.new_zeros(())
-            bias = torch.where(visible, bias, lowest)
-            states = (part.query[:, :, queries], part.key[:, :, columns], value[:, :, columns])
-            output, lse = kernel(*states, 0.0, False, attn_mask=bias, scale=call.scaling)
-            merged = (output, lse) if merged is None else _merge(*merged, output, lse)
+            for columns, masked in _kernel_columns(call, part, keys_BK, queries):
+                bias = None
+                if masked:
+                    visible = _restrict(mask, part.holds(keys_BK[:, columns], queries), columns)
+                    additive = mask is not None and mask.dtype != torch.bool
+                    bias = mask[..., columns].to(value.dtype) if additive and mask is not None else value.new_zeros(())
+                    bias = torch.where(visible, bias, lowest)
+                states = (part.query[:, :, queries], part.key[:, :, columns], value[:, :, columns])
+                output, lse = kernel(*states, 0.0, False, attn_mask=bias, scale=call.scaling)
+                merged = (output, lse) if merged is None else _merge(*merged, output, lse)
         assert merged is not None
         output_BQHD[:, queries] = merged[0].transpose(1, 2)
     return output_BQHD, None
+
+
+def _kernel_columns(call: AttentionCall, part: Part, keys_BK: torch.Tensor, queries: slice) -> list[tuple[slice, bool]]:
+    """The slots of a part in runs, and whether each needs a mask. A mask costs more than one more call."""
+    columns = part.columns(keys_BK, queries)
+    if not call.causal:
+        return [(columns, True)] if columns.start < columns.stop else []
+    columns, full = slice(columns.start, min(columns.stop, queries.stop)), part.full_columns(keys_BK, queries)
+    runs = [(columns, True)]
+    if full.start < full.stop:
+        runs = [(slice(columns.start, full.start), True), (full, False), (slice(full.stop, columns.stop), True)]
+    return [run for run in runs if run[0].start < run[0].stop]
 
 
 def _merge(
