@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from ..errors import PosEncError
+from ..errors import PosEncError, install_command
 from ..validation import MAX_YAML_LENGTH, load_yaml
 from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
 
@@ -132,7 +132,7 @@ def train(
     with exit_on_user_error(), stdout:
         not_installed = [name for name in ("accelerate", "datasets") if find_spec(name) is None]
         if not_installed:
-            raise PosEncError(f"Training requires {' and '.join(not_installed)}: pip install hf_posenc[train]")
+            raise PosEncError(f"Training requires {' and '.join(not_installed)}: {install_command('train')}")
         from ..training import train as run
 
         request = build_request(options)

@@ -20,7 +20,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK, CardData
 
 from ..checkpoints import LENGTH_CURVE_FILE, RECOVERY_FILE, is_scheme_parameter, read_json, read_shards
 from ..config import HUB_ID, VariantConfig
-from ..errors import PosEncError
+from ..errors import PosEncError, install_command
 from ..patches import ARCHITECTURES, Architecture, find_auto_class
 from ..registry import describe
 from ..spec import LAYER_KEYS, SchemeSpec, assign_layers
@@ -66,7 +66,7 @@ A {family} model with {schemes} positional encoding{origin} with `hf_posenc`.
 ## Usage
 
 ```python
-import hf_posenc  # pip install hf_posenc
+import hf_posenc  # {install}
 from transformers import {auto_class}
 
 model = {auto_class}.from_pretrained({arguments})
@@ -159,6 +159,7 @@ def write_card(
         measurements=_measurements(directory) if measured else NO_MEASUREMENTS,
         auto_class=auto_class,
         arguments=arguments,
+        install=install_command(),
     )
     temporary = directory / NEW_CARD_FILE
     checksum = _CHECKSUM.format(_sha256(text))

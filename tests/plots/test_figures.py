@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
 from hf_posenc import PosEncError, analysis, plots
+from hf_posenc.errors import install_command
 from tests.support.tiny_models import model, tokens
 
 OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
@@ -204,5 +206,5 @@ def test_plots_import_neither_torch_nor_pyplot() -> None:
 
 def test_missing_matplotlib_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PosEncError, match=r"pip install hf_posenc\[plots\]"):
+    with pytest.raises(PosEncError, match=re.escape(install_command("plots"))):
         plots.rotary_decay(analysis.rotary_decay(analysis.build_model("rope"), 9))
