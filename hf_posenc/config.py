@@ -28,7 +28,8 @@ from .validation import check_model_sizes, truncate_repr
 REMOTE_CODE_MODULE = "modeling_hf_posenc"
 SENTINEL_START = "this is a variant made by hf_posenc, not a stock checkpoint: "
 SENTINEL = SENTINEL_START + f"run `{install_command()}`, and `import hf_posenc` before you load it"
-REMOTE_CODE = """# In a try block, because transformers checks other imports itself and suggests another install command.
+REMOTE_CODE = """\
+# In a try block, because transformers checks other imports itself and suggests another install command.
 try:
     import hf_posenc
     from hf_posenc.models import {names}

@@ -19,6 +19,7 @@ from .attach import attach, detach, init_live_weights, plan_schemes, with_scheme
 from .compat import checkpoint_name, set_checkpoint_name, swap_class, was_loaded
 from .families import find_architecture
 from .saving import install_save_guard
+from .source_checkpoints import keep_source_name
 from .unsupported import refuse
 from .variants import (
     PosEncBaseModel,
@@ -110,8 +111,7 @@ def retrofit(model: Model, position_scheme: PositionScheme) -> Model:
     if was_loaded(model):
         for config in configs:
             config.record_base_model(loaded_from)
-    # It is no longer the checkpoint it was loaded from: an adapter that names it would be loaded onto a stock model.
-    set_checkpoint_name(model, "")
+    keep_source_name(model)
     for base, plan in zip(bases, plans, strict=True):
         init_live_weights(plan, base.get_input_embeddings().weight, base.training)
         plan.state.replaced = attach(base, architecture, plan)
@@ -150,7 +150,7 @@ def restore(model: Model) -> Model:
             swap_class(module, module.stock_class)
     for config in _configs_of(model, VariantConfig):
         config.become_stock()
-    set_checkpoint_name(model, loaded_from)
+    set_checkpoint_name(model, loaded_from, loaded_from)
     return model
 
 

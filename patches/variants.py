@@ -24,7 +24,8 @@ from hf_posenc.spec import PositionScheme
 from .architecture import Architecture
 from .attach import SchemeState, attach, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
 from .attention_modules import CLASS_MODULE
-from .compat import ModelHooks, attn_implementation, checkpoint_name, set_checkpoint_name
+from .compat import ModelHooks, attn_implementation, checkpoint_name
+from .source_checkpoints import keep_source_name
 
 FLATTENED = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
 """Inputs with an axis for choices (double heads) are flattened, which stock models do for token ids only."""
@@ -75,8 +76,7 @@ class PosEncModel(ModelHooks):
         self.ignore_on_load(missing, unexpected)
         if any(parameter.is_meta for parameter in self.parameters()):  # from_pretrained, which will fill it
             config.record_base_model(checkpoint_name(config))
-        # The checkpoint is not this model: an adapter that names it would be loaded onto a stock one.
-        set_checkpoint_name(self, "")
+        keep_source_name(self)
 
     def init_scheme_weights(self, module: nn.Module) -> bool:
         return init_scheme_weights(module)
