@@ -45,6 +45,8 @@ SENTINEL_VALUES_KEY = "posenc_sentinel_values"
 """The field of config.json that holds the real values of the sentinel fields."""
 BASE_MODEL_KEY = "posenc_base_model"
 """The field of config.json that holds the Hub id of the stock checkpoint."""
+STOCK_LENGTH_KEY = "posenc_stock_max_position_embeddings"
+"""The field of config.json that holds `max_position_embeddings` of the stock checkpoint if the variant has another."""
 HUB_ID = re.compile(r"(?!\.)[\w.-]{1,96}(/(?!\.)[\w.-]{1,96})?", re.ASCII)
 
 scheme_set_hooks: list[Callable[[type[PreTrainedConfig]], None]] = []
@@ -112,6 +114,8 @@ class VariantConfig:
         """Turn back into the stock config, dropping everything about the scheme."""
         for name in ("position_scheme", "_position_specs", "scheme_origin", BASE_MODEL_KEY):
             vars(self).pop(name, None)
+        if STOCK_LENGTH_KEY in vars(self):
+            self.max_position_embeddings = vars(self).pop(STOCK_LENGTH_KEY)
         _change_class(self, self.stock_class)
 
     def to_dict(self) -> dict[str, Any]:

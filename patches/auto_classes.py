@@ -23,7 +23,6 @@ from .compat import (
 )
 from .families import ARCHITECTURES
 from .saving import install_save_guard
-from .source_checkpoints import install_load_guard
 from .variants import forget_variant_classes, install_variants, variant_class
 
 _lock = threading.RLock()
@@ -37,7 +36,6 @@ def register_variants(stock_config: type[PreTrainedConfig]) -> None:
             return
         install_variants()
         install_save_guard()
-        install_load_guard()
         class_names: dict[str, str] = {}
         heads: list[tuple[Any, Any]] = [
             (mapping_of_auto_class(name), stock_class) for name, stock_class in architecture.own_heads

@@ -18,6 +18,7 @@ from typing import Any
 
 from hf_posenc.model_types import MODEL_TYPES, VARIANT_PREFIX, config_module
 
+from .from_pretrained import patch_from_pretrained
 from .unsupported import install_refusals
 
 SUPPORTED_RELEASES = ">=5.4,<6"
@@ -87,6 +88,7 @@ def install() -> None:
     if _finder not in sys.meta_path:
         return  # another release
     after_import("transformers.configuration_utils", install_refusals)
+    after_import("transformers.modeling_utils", patch_from_pretrained)
     for model_type in MODEL_TYPES:
         after_import(config_module(model_type), _patch_configs)
     after_import("transformers.models.auto.configuration_auto", _patch_auto_config)

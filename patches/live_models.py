@@ -18,8 +18,8 @@ from .architecture import Architecture
 from .attach import attach, detach, init_live_weights, plan_schemes, with_scheme
 from .compat import checkpoint_name, set_checkpoint_name, swap_class, was_loaded
 from .families import find_architecture
+from .from_pretrained import keep_source_name
 from .saving import install_save_guard
-from .source_checkpoints import keep_source_name
 from .unsupported import refuse
 from .variants import (
     PosEncBaseModel,

@@ -27,6 +27,7 @@ from .companions import Companions, check_links, remove_code_fields
 from .drift import Drift, measure_drift
 from .files import atomic_directory, resolve_output_dir
 from .inspection import base_prefix, build_meta_model, check_base_weights
+from .lengths import check_max_length, set_config_length, write_max_length
 from .source import Shard, Source, open_source
 
 RotaryChange = Literal["interleaved_to_halves", "halves_to_interleaved"]
@@ -81,6 +82,7 @@ def convert_checkpoint(
     seed: int = 0,
     rotary_weights: RotaryChange | None = None,
     drift_text: str | Path | None = None,
+    max_length: int | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
 ) -> Conversion:
@@ -97,6 +99,8 @@ def convert_checkpoint(
         rotary_weights: Reorder query and key features: "interleaved_to_halves" for weights in the order of
             Meta's files, "halves_to_interleaved" for rope with `layout="interleaved"`.
         drift_text: A text file on which to compare the outputs of source and variant. Loads both models.
+        max_length: The longest input that the variant's files name, where other tools cut inputs; by default as in the
+            source. The scheme must reach it.
         revision: Branch, tag or commit of a Hub id.
         token: A Hub token; by default the stored one.
 
@@ -123,6 +127,9 @@ def convert_checkpoint(
     # Schemes are sized by the config, so the files must agree with it before they are built.
     check_base_weights(checkpoint.config, checkpoint.tensors)
     plan = plan_schemes(checkpoint.architecture, config)
+    if max_length is not None:
+        check_max_length(plan.schemes, max_length)
+        set_config_length(config, max_length, plan.state.uses_stock_table)
     config.architectures = [f"PosEnc{name}" for name in checkpoint.config.architectures or []] or None
     layout = _ModelLayout.of(checkpoint)
     dropped, row_orders = _dropped_tensors(layout, plan), _row_orders(layout, plan, rotary_weights)
@@ -131,6 +138,8 @@ def convert_checkpoint(
     with atomic_directory(target, force) as directory:
         linked, rewritten = _write_weights(checkpoint, dropped, row_orders, added, directory)
         companions.copy_to(directory)
+        if max_length is not None:
+            write_max_length(directory, max_length, lower=True)
         config.save_pretrained(directory)
         if drift_text is not None:
             drift = measure_drift(checkpoint.directory, directory, Path(drift_text))

@@ -27,6 +27,9 @@ def convert(
     drift_text: Annotated[
         Path | None, Option(help="A text file on which to compare the outputs of source and variant.")
     ] = None,
+    max_length: Annotated[
+        int | None, Option(min=1, help="Longest input that its files name, for other tools; default: as the source.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Convert a checkpoint to another position scheme, without building the model.
@@ -47,6 +50,7 @@ def convert(
             revision=revision,
             rotary_weights=rotary_weights,  # type: ignore[arg-type]
             drift_text=drift_text,
+            max_length=max_length,
         )
     echo_json(dataclasses.asdict(conversion)) if as_json else typer.echo(str(conversion))
 

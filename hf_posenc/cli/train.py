@@ -110,6 +110,9 @@ def train(
     packing: Annotated[bool | None, Option(help="Pack documents into rows; default for causal models.")] = None,
     mlm_probability: Annotated[float | None, Option(help="Fraction of tokens to mask, for masked LMs.")] = None,
     self_generated_rows: Annotated[int | None, Option(min=1, help="Rows to sample with --data self.")] = None,
+    max_length: Annotated[
+        int | None, Option(min=1, help="Longest input that its files name; default: the stock or training length.")
+    ] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
     restart: Annotated[bool, Option("--restart", help="Delete an earlier run in the directory.")] = False,
     as_json: Json = False,

@@ -148,6 +148,8 @@ class TrainRequest:
         packing: Pack several documents into a row; by default for causal models.
         mlm_probability: Fraction of tokens that masked models have to predict.
         self_generated_rows: Rows to sample if `data` is "self".
+        max_length: The longest input that the variant's files name, where other tools cut inputs; by default the
+            longer one of the stock model's length and that of the training rows.
         revision: Branch, tag or commit of a Hub id.
 
     Raises:
@@ -175,6 +177,7 @@ class TrainRequest:
     packing: bool | None = None
     mlm_probability: float = 0.15
     self_generated_rows: int | None = None
+    max_length: int | None = None
     revision: str | None = None
 
     def __post_init__(self) -> None:
