@@ -204,7 +204,12 @@ def options(command: str) -> str:
         default = parameter.default
         shown = isinstance(default, (int, float, str)) and default is not False
         value = "on" if default is True else f"`{default}`"
-        rows.append([names, value if shown else "", str(parameter.help).replace("|", "\\|")])
+        if isinstance(parameter.show_default, str):
+            value, shown = parameter.show_default, True
+        value = "required" if parameter.required else value if shown else ""
+        rows.append([names, value, str(parameter.help).replace("|", "\\|")])
+    if not rows:
+        return f"`{command}` has no options."
     return markdown_table(["option", "default", ""], rows)
 
 

@@ -36,4 +36,4 @@ class ImportWithTransformers:
         return None
 
 
-sys.meta_path.insert(0, ImportWithTransformers)  # type: ignore[arg-type]
+sys.meta_path.insert(0, ImportWithTransformers)

@@ -54,7 +54,9 @@ def plot(
     compare: Annotated[str | None, Option(help="Second checkpoint, compared with --model.")] = None,
     data: Annotated[Path | None, Option(help="Text file, for the plots on a text.")] = None,
     out: Annotated[Path | None, Option(help="Figure to write: .png, .svg or .pdf.")] = None,
-    length: Annotated[int | None, Option(min=2, help="Number of positions.")] = None,
+    length: Annotated[
+        int | None, Option(min=2, help="Number of positions.", show_default="by the plot, 64 to 512")
+    ] = None,
     layer: Annotated[int, Option(min=0, help="Layer, for bias-by-distance and rotary-decay.")] = 0,
     rows: Annotated[int, Option(min=1, help="Rows of text.")] = 8,
     hidden_size: Annotated[int, Option(help="Without --model: hidden size.")] = 64,
