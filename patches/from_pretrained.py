@@ -41,7 +41,7 @@ def patch_from_pretrained(module: types.ModuleType) -> None:
 
     @functools.wraps(stock)
     def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("position_scheme") is not None and kwargs.get("config") is not None:
+        if "position_scheme" in kwargs and kwargs.get("config") is not None:
             _move_scheme_into_config(kwargs)
         if id(pretrained_model_name_or_path) in _source_names:
             _check_source_name(pretrained_model_name_or_path, kwargs)
