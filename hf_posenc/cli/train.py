@@ -202,7 +202,7 @@ def build_request(options: dict[str, Any]) -> TrainRequest:
 
     name = options.pop("recipe", "recommended")
     if name not in RECIPES:
-        raise PosEncError(f"Unknown recipe {name!r}; expected one of {sorted(RECIPES)}")
+        raise PosEncError(f"Unknown --recipe {name!r}; expected one of {sorted(RECIPES)}")
     kinds = [kind for kind in ("kl", "hidden", "label") if f"{kind}_loss_weight" in options]
     weights = {kind: options.pop(f"{kind}_loss_weight") for kind in kinds}
     changes: dict[str, Any] = {field: options.pop(field) for field in RECIPE_OPTIONS if field in options}

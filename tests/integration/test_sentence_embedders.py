@@ -20,7 +20,8 @@ from tests.support import tiny_models as tiny
 from tests.support.word_level_tokenizer import saved, text, tokenizer
 
 needs_sentence_transformers = pytest.mark.skipif(
-    importlib.util.find_spec("sentence_transformers") is None, reason="sentence-transformers is not installed"
+    importlib.util.find_spec("sentence_transformers") is None,
+    reason="sentence-transformers is not installed: it is in the extra embeddings",
 )
 LONGER = 4 * tiny.TRAINED_LENGTH
 MODULES = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]

@@ -128,6 +128,22 @@ def test_separability() -> None:
     assert plots.separability(without_angles).axes
 
 
+def test_schemes_side_by_side() -> None:
+    sizes = {"alibi": 4, "sandwich": 8}
+    biases = [
+        analysis.bias_by_distance(analysis.build_model(name, hidden_size=32, num_heads=heads), 20)
+        for name, heads in sizes.items()
+    ]
+    figure = plots.bias_by_distance(*biases)
+    assert [len(axes.get_lines()) - 1 for axes in figure.axes] == list(sizes.values())
+    assert len(figure.legends[0].get_texts()) == 8
+    for axes, bias in zip(figure.axes, biases, strict=True):
+        assert axes.get_lines()[0].get_ydata().tolist() == bias.values[0].tolist()
+        assert axes.get_title().startswith(bias.name)
+    tables = [analysis.position_embeddings(analysis.build_model(name), 12) for name in ("sinusoidal", "polynomial")]
+    assert len(heatmaps(plots.position_embeddings(*tables))) == 2
+
+
 def test_token_clusters() -> None:
     clusters = analysis.token_clusters(analysis.build_model("sinusoidal"), 20, length=16)
     figure = plots.token_clusters(clusters)
