@@ -1,4 +1,4 @@
-"""Instruction-tune a variant with TRL's SFTTrainer (pip install 'hf_posenc[examples]').
+"""Instruction-tune a variant with TRL's SFTTrainer (needs the extra `examples`).
 
     python examples/sft.py --model openai-community/gpt2 --scheme rope --data pairs.jsonl --output-dir out
 

@@ -20,16 +20,24 @@ from typing import Any, ClassVar
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
-from .errors import PosEncError
+from .errors import PosEncError, install_command
 from .model_types import MODEL_TYPES, VARIANT_PREFIX, config_module
 from .spec import PositionScheme, SchemeSpec, parse_position_scheme
 from .validation import check_model_sizes, truncate_repr
 
 REMOTE_CODE_MODULE = "modeling_hf_posenc"
-SENTINEL = (
-    "this is a variant made by hf_posenc, not a stock checkpoint: "
-    "run `pip install hf_posenc`, and `import hf_posenc` before you load it"
-)
+SENTINEL_START = "this is a variant made by hf_posenc, not a stock checkpoint: "
+SENTINEL = SENTINEL_START + f"run `{install_command()}`, and `import hf_posenc` before you load it"
+REMOTE_CODE = """\
+# In a try block, because transformers checks other imports itself and suggests another install command.
+try:
+    import hf_posenc
+    from hf_posenc.models import {names}
+except ModuleNotFoundError as error:
+    if error.name != "hf_posenc":
+        raise
+    raise ImportError("This model needs hf_posenc: run `{install}`, then load it again") from None
+"""
 SENTINEL_FIELDS = ("initializer_range", "hidden_act", "activation_function")
 """Fields of config.json that hold the sentinel instead of their value, so that stock classes refuse to load a variant:
 transformers 5 checks the type of the first, every release looks the activation up, and both print what they got."""
@@ -37,6 +45,8 @@ SENTINEL_VALUES_KEY = "posenc_sentinel_values"
 """The field of config.json that holds the real values of the sentinel fields."""
 BASE_MODEL_KEY = "posenc_base_model"
 """The field of config.json that holds the Hub id of the stock checkpoint."""
+STOCK_LENGTH_KEY = "posenc_stock_max_position_embeddings"
+"""The field of config.json that holds `max_position_embeddings` of the stock checkpoint if the variant has another."""
 HUB_ID = re.compile(r"(?!\.)[\w.-]{1,96}(/(?!\.)[\w.-]{1,96})?", re.ASCII)
 
 scheme_set_hooks: list[Callable[[type[PreTrainedConfig]], None]] = []
@@ -104,6 +114,8 @@ class VariantConfig:
         """Turn back into the stock config, dropping everything about the scheme."""
         for name in ("position_scheme", "_position_specs", "scheme_origin", BASE_MODEL_KEY):
             vars(self).pop(name, None)
+        if STOCK_LENGTH_KEY in vars(self):
+            self.max_position_embeddings = vars(self).pop(STOCK_LENGTH_KEY)
         _change_class(self, self.stock_class)
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,15 +152,20 @@ def add_sentinel(values: dict[str, Any]) -> None:
     values.update(dict.fromkeys([SENTINEL_FIELDS[0], *values[SENTINEL_VALUES_KEY]], SENTINEL))
 
 
+def is_sentinel(value: object) -> bool:
+    """Whether a value of a config.json is the sentinel, also that of a release with another install command."""
+    return isinstance(value, str) and value.startswith(SENTINEL_START)
+
+
 def is_hub_id(name: str | os.PathLike[str]) -> bool:
     """Whether a checkpoint name is a Hub id rather than a local path."""
     return str(name) != "None" and bool(HUB_ID.fullmatch(str(name))) and not Path(name).exists()
 
 
 def write_remote_code_module(config_class: type, directory: Path) -> None:
-    """Write the file that `trust_remote_code=True` runs. It imports hf_posenc, or fails with the name to install."""
+    """Write the file that `trust_remote_code=True` runs. It imports hf_posenc, or says how to install it."""
     names = ", ".join(sorted(set(auto_class_names[config_class].values())))
-    text = f"import hf_posenc  # pip install hf_posenc\nfrom hf_posenc.models import {names}\n"
+    text = REMOTE_CODE.format(names=names, install=install_command())
     (directory / f"{REMOTE_CODE_MODULE}.py").write_text(text, encoding="utf-8")
 
 
@@ -173,9 +190,8 @@ def _make_variant_config_class(stock_class: type[PreTrainedConfig]) -> type[PreT
     def __init__(self: Any, **kwargs: Any) -> None:
         sentinel_values = kwargs.pop(SENTINEL_VALUES_KEY, None)
         if isinstance(sentinel_values, dict):  # read back from config.json
-            kwargs = {
-                name: value for name, value in kwargs.items() if value != SENTINEL
-            }  # written with defaults left out
+            # Fields with their default value are left out of the file, but marked all the same.
+            kwargs = {name: value for name, value in kwargs.items() if not is_sentinel(value)}
             kwargs.update({field: sentinel_values[field] for field in SENTINEL_FIELDS if field in sentinel_values})
         kwargs.pop("auto_map", None)
         from_checkpoint = kwargs.pop("model_type", None) == model_type

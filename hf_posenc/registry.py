@@ -75,7 +75,9 @@ class SchemeInfo:
         return "\n".join(lines)
 
 
-LAYERS = OptionInfo("a list of layer numbers, or a slice such as '0:6' or '3::4'", None, "the layers it acts in")
+LAYER_SELECTION = "a list of layer numbers, or a slice such as '0:6' or '3::4'"
+LAYERS = OptionInfo(LAYER_SELECTION, None, "the layers it acts in; None: all")
+EXCEPT_LAYERS = OptionInfo(LAYER_SELECTION, None, "layers it does not act in")
 
 
 def describe_options(options: type[Options]) -> dict[str, OptionInfo]:
@@ -91,7 +93,7 @@ def describe(scheme: type[Scheme]) -> SchemeInfo:
     """Read a scheme's name, summary, paper and options off its class."""
     options = describe_options(scheme.Options)
     if not scheme.at_input:
-        options["layers"] = LAYERS
+        options |= {"layers": LAYERS, "except_layers": EXCEPT_LAYERS}
     summary = (scheme.__doc__ or "").strip().splitlines()[0]
     facts = (scheme.name, summary, scheme.paper, scheme.kind, scheme.formula, scheme.cost, scheme.neutral)
     return SchemeInfo(*facts, scheme.extends, options)

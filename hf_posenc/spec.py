@@ -18,7 +18,31 @@ from .validation import MAX_LAYERS, MAX_SCHEMES, check_json_limits, truncate_rep
 PositionScheme: TypeAlias = str | dict[str, Any] | list[str | dict[str, Any]]
 """The value of `position_scheme`: `"rope"`, `{"type": "t5", "num_buckets": 64}`, or a list of these."""
 LAYER_SLICE = re.compile(r"(-?\d{1,9})?:(-?\d{1,9})?(?::(\d{1,9})?)?")
-COMMON_KEYS = ("type", "layers")
+LAYER_KEYS = ("layers", "except_layers")
+COMMON_KEYS = ("type", *LAYER_KEYS)
+NO_POSITIONS = "none"
+OTHER_NAMES = {
+    "absolute": '"learned"',
+    "dynamic": '{"type": "rope", "scaling": {"rope_type": "dynamic", "factor": 2.0}}',
+    "linear": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
+    "longrope": '{"type": "rope", "scaling": {"rope_type": "longrope", ...}}',
+    "llama3": '{"type": "rope", "scaling": {"rope_type": "llama3", ...}}',
+    "no_positions": '"none"',
+    "nope": '"none"',
+    "ntk": '{"type": "rope", "scaling": {"rope_type": "dynamic", "factor": 2.0}}, or a larger theta: '
+    '{"type": "rope", "theta": 80000.0}',
+    "pi": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
+    "position_interpolation": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
+    "relative": '"t5" or "shaw"',
+    "relative_key": '{"type": "shaw", "values": false}',
+    "relative_key_query": '{"type": "shaw", "values": false, "query_term": true}',
+    "rotary": '"rope"',
+    "stock": '"learned" or "rope", whichever the architecture has, or no position_scheme',
+    "yarn": '{"type": "rope", "scaling": {"rope_type": "yarn", "factor": 4.0}}',
+}
+"""Names that other packages or papers use, and how to write the same thing here."""
+LayerSelection: TypeAlias = list[int] | str
+"""Layer indices, or a slice such as "3::4"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +51,13 @@ class SchemeSpec:
 
     scheme: type[Scheme]
     options: Options
-    layers: list[int] | str | None
+    layers: LayerSelection | None
+    except_layers: LayerSelection | None = None
+
+    @property
+    def selects_layers(self) -> bool:
+        """Whether it names the layers in which it acts, or those in which it does not."""
+        return self.layers is not None or self.except_layers is not None
 
     @property
     def name(self) -> str:
@@ -52,24 +82,37 @@ class SchemeSpec:
             Layer indices in ascending order; empty for schemes of the input embedding.
 
         Raises:
-            PosEncError: If `layers` names a layer that the model does not have.
+            PosEncError: If `layers` or `except_layers` names a layer that the model does not have, or no layer is left.
         """
         if self.scheme.at_input:
             return ()
-        if self.layers is None:
+        layers = self._select("layers", self.layers, num_layers)
+        excluded = self._select("except_layers", self.except_layers, num_layers)
+        if self.except_layers is None:
+            return layers
+        remaining = tuple(layer for layer in layers if layer not in excluded)
+        if not remaining:
+            raise PosEncError(f"{self.name}: except_layers={self.except_layers!r} leaves none of the layers")
+        return remaining
+
+    def _select(self, key: str, selection: LayerSelection | None, num_layers: int) -> tuple[int, ...]:
+        """The layers that a selection means; all of them for None."""
+        if selection is None:
             return tuple(range(num_layers))
-        if isinstance(self.layers, str):
-            match = LAYER_SLICE.fullmatch(self.layers)
+        if isinstance(selection, str):
+            match = LAYER_SLICE.fullmatch(selection)
             assert match is not None
             bounds = [None if bound is None else int(bound) for bound in match.groups()]
             selected = tuple(range(num_layers))[slice(*bounds)]
             if not selected:
-                raise PosEncError(f"{self.name}: layers={self.layers!r} selects none of the {num_layers} layers")
+                raise PosEncError(f"{self.name}: {key}={selection!r} selects none of the {num_layers} layers")
             return selected
-        out_of_range = [layer for layer in self.layers if layer >= num_layers]
+        out_of_range = [layer for layer in selection if layer >= num_layers]
         if out_of_range:
-            raise PosEncError(f"{self.name}: no layer {out_of_range[0]}; the model has layers 0 to {num_layers - 1}")
-        return tuple(sorted(set(self.layers)))
+            raise PosEncError(
+                f"{self.name}: {key} has no layer {out_of_range[0]}; the model has layers 0 to {num_layers - 1}"
+            )
+        return tuple(sorted(set(selection)))
 
     def build(self, shape: ModelShape) -> Scheme:
         """Build the scheme's module for a model of this shape."""
@@ -99,7 +142,69 @@ def parse_position_scheme(position_scheme: object) -> tuple[SchemeSpec, ...]:
         raise PosEncError(f"position_scheme lists {len(position_scheme):,} schemes; at most {MAX_SCHEMES} are accepted")
     if not position_scheme:
         raise PosEncError('position_scheme is an empty list; use "none" for a model without positions')
-    return tuple(_parse_item(item) for item in position_scheme)
+    specs = tuple(_parse_item(item) for item in position_scheme)
+    _check_no_positions(specs)
+    return specs
+
+
+def assign_layers(
+    specs: tuple[SchemeSpec, ...], num_layers: int, stock_scheme: str
+) -> tuple[tuple[SchemeSpec, ...], list[tuple[int, ...]]]:
+    """Decide which schemes act in which layers of a model.
+
+    `none` with `layers` takes the other schemes out of these layers. Without other schemes, the model's own encoding
+    stays in the remaining layers: its spec is appended.
+
+    Args:
+        specs: The parsed `position_scheme`.
+        num_layers: The model's number of layers.
+        stock_scheme: The scheme that the model has by itself.
+
+    Returns:
+        The specs, and for each of them its layers, in ascending order.
+
+    Raises:
+        PosEncError: If `layers` does not fit the model, a scheme is left without layers, or the model's own encoding
+            cannot be confined to some layers.
+    """
+    layers = [spec.active_layers(num_layers) for spec in specs]
+    without = {layer for spec, own in zip(specs, layers, strict=True) if spec.name == NO_POSITIONS for layer in own}
+    is_alone = all(spec.name == NO_POSITIONS for spec in specs)
+    if is_alone and len(without) < num_layers:
+        scheme = SCHEMES[stock_scheme]
+        if scheme.at_input:
+            raise PosEncError(
+                "none: without other schemes, layers and except_layers are refused here: the model's own encoding "
+                f"({stock_scheme}) is added to the input embedding and reaches every layer. List a scheme that acts in "
+                'layers, such as ["rope", {"type": "none", "layers": ...}]'
+            )
+        specs, layers = (*specs, SchemeSpec(scheme, scheme.Options(), None)), [*layers, tuple(range(num_layers))]
+    for index, spec in enumerate(specs):
+        if spec.name == NO_POSITIONS or spec.scheme.at_input:
+            continue
+        layers[index] = tuple(layer for layer in layers[index] if layer not in without)
+        if not layers[index]:
+            raise PosEncError(f"{spec.name} has no layers left: none is listed with all the layers that it acts in")
+    return specs, layers
+
+
+def _check_no_positions(specs: tuple[SchemeSpec, ...]) -> None:
+    """Refuse lists in which `none` contradicts another scheme."""
+    nones = [spec for spec in specs if spec.name == NO_POSITIONS]
+    if not nones or len(specs) == 1:
+        return
+    others = [spec for spec in specs if spec.name != NO_POSITIONS]
+    if any(not spec.selects_layers for spec in nones):
+        raise PosEncError(
+            "position_scheme lists none, which means no positions in any layer, with other schemes. Give it the layers "
+            'without positions, as in ["rope", {"type": "none", "layers": "3::4"}], or list it alone'
+        )
+    at_input = next((spec.name for spec in others if spec.acts_at("embed")), None)
+    if at_input is not None:
+        raise PosEncError(
+            f"none: layers cannot be combined with {at_input}, which changes the input embedding and so reaches every "
+            "layer. To keep another scheme out of some layers, give that scheme except_layers"
+        )
 
 
 def _parse_item(item: object) -> SchemeSpec:
@@ -115,7 +220,7 @@ def _parse_item(item: object) -> SchemeSpec:
     name = item["type"]
     scheme = SCHEMES.get(name) if isinstance(name, str) else None
     if scheme is None:
-        raise PosEncError(f"position_scheme: unknown type {truncate_repr(name)}{_did_you_mean(name, SCHEMES)}")
+        raise PosEncError(f"position_scheme: unknown type {truncate_repr(name)}{_other_name(name)}")
     values = {key: value for key, value in item.items() if key not in COMMON_KEYS}
     option_names = [field.name for field in dataclasses.fields(scheme.Options)]
     for key in values:
@@ -126,14 +231,15 @@ def _parse_item(item: object) -> SchemeSpec:
         options = scheme.Options(**values)
     except ValueError as error:
         raise PosEncError(f"{scheme.name}: {error}") from None
-    return SchemeSpec(scheme, options, _check_layers(scheme, item.get("layers")))
+    layers, except_layers = (_check_layers(scheme, key, item.get(key)) for key in LAYER_KEYS)
+    return SchemeSpec(scheme, options, layers, except_layers)
 
 
-def _check_layers(scheme: type[Scheme], layers: object) -> list[int] | str | None:
+def _check_layers(scheme: type[Scheme], key: str, layers: object) -> LayerSelection | None:
     if layers is None:
         return None
     if scheme.at_input:
-        raise PosEncError(f"{scheme.name} acts at the input embedding, where layers has no meaning; remove it")
+        raise PosEncError(f"{scheme.name} acts at the input embedding, where {key} has no meaning; remove it")
     if isinstance(layers, str):
         match = LAYER_SLICE.fullmatch(layers)
         if match and int(match[3] or 1) > 0:
@@ -141,13 +247,19 @@ def _check_layers(scheme: type[Scheme], layers: object) -> list[int] | str | Non
     elif isinstance(layers, (list, tuple)) and 0 < len(layers) <= MAX_LAYERS and all(map(_is_layer_index, layers)):
         return list(layers)
     raise PosEncError(
-        f'{scheme.name}: layers must be a list of layer indices from 0, or a slice such as "0:6" or "3::4"; '
+        f'{scheme.name}: {key} must be a list of layer indices from 0, or a slice such as "0:6" or "3::4"; '
         f"got {truncate_repr(layers)}"
     )
 
 
 def _is_layer_index(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _other_name(name: object) -> str:
+    """The end of an error message about an unknown scheme: how it is spelled here, if another package has the name."""
+    known = OTHER_NAMES.get(name.lower().replace("-", "_")) if isinstance(name, str) else None
+    return _did_you_mean(name, SCHEMES) if known is None else f"; write {known}"
 
 
 def _did_you_mean(name: object, valid: Iterable[str]) -> str:

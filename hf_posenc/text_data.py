@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .checkpoints import is_out_of_space
-from .errors import PosEncError
+from .errors import PosEncError, install_command
 from .validation import truncate_repr
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def load_text_dataset(source: str, split: str = "train", streaming: bool = False
         from datasets import DatasetDict, load_dataset, load_from_disk
     except ImportError:
         raise PosEncError(
-            "Reading data requires the datasets library: pip install hf_posenc[train], or pass a list of texts"
+            f"Reading data requires the datasets library: {install_command('train')}, or pass a list of texts"
         ) from None
     path = Path(source).expanduser()
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():

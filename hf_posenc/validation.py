@@ -35,7 +35,7 @@ MAX_SIZES = {
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), 2**13),
     "head_dim": 2**16,
     **dict.fromkeys(("intermediate_size", "n_inner"), 2**19),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 2**24),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "posenc_stock_max_position_embeddings"), 2**24),
     "vocab_size": 2**26,
     **dict.fromkeys(("type_vocab_size", "num_labels"), 2**20),
 }

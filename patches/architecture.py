@@ -14,7 +14,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.attention import Window
-from hf_posenc.config import stock_config_class
+from hf_posenc.config import STOCK_LENGTH_KEY, stock_config_class
 from hf_posenc.schemes import ModelShape
 
 from .compat import base_model_class
@@ -103,7 +103,8 @@ class Architecture:
         """The sizes that schemes are built from."""
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         first_row = self.first_row(config) if self.table else 0
-        max_positions = config.max_position_embeddings + self.extra_rows - first_row
+        stock_length = getattr(config, STOCK_LENGTH_KEY, None) or config.max_position_embeddings
+        max_positions = stock_length + self.extra_rows - first_row
         return ModelShape(
             hidden_size=config.hidden_size,
             num_layers=getattr(config, self.num_layers),

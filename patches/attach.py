@@ -15,7 +15,7 @@ from hf_posenc.errors import PosEncError
 from hf_posenc.schemes import Kind, ParameterModule, Scheme
 from hf_posenc.schemes.base import LAYER_SEAMS, STOCK_ROTATION
 from hf_posenc.schemes.inputs import LayerSeams
-from hf_posenc.spec import PositionScheme
+from hf_posenc.spec import PositionScheme, assign_layers
 from hf_posenc.validation import ParameterBudget, check_model_sizes
 
 from .architecture import Architecture, NullEmbedding
@@ -75,12 +75,12 @@ def plan_schemes(architecture: Architecture, config: Any) -> SchemePlan:
     architecture.check_config(config)
     specs, shape = config.position_specs, architecture.shape(config)
     check_backend(attn_implementation(config), specs)
-    if shape.num_layers < config.num_hidden_layers and any(spec.layers is not None for spec in specs):
+    if shape.num_layers < config.num_hidden_layers and any(spec.selects_layers for spec in specs):
         raise PosEncError(
             f"{architecture.model_type} shares the weights of its {config.num_hidden_layers} layers, so a scheme acts "
-            "in all of them: leave out `layers`"
+            "in all of them: leave out `layers` and `except_layers`"
         )
-    layers = [spec.active_layers(shape.num_layers) for spec in specs]
+    specs, layers = assign_layers(specs, shape.num_layers, architecture.stock_scheme)
     layer_modules: dict[int, nn.ModuleDict] = {}
     with ParameterBudget(shape.num_layers, shape.hidden_size):
         schemes = [spec.build(shape) for spec in specs]

@@ -146,9 +146,9 @@ def checkpoint_name(config: PreTrainedConfig) -> str:
     return config._name_or_path or ""
 
 
-def set_checkpoint_name(model: PreTrainedModel, name: str) -> None:
-    """Set what a model says it was loaded from; PEFT records it as the base of an adapter."""
-    model.name_or_path = model.config._name_or_path = name
+def set_checkpoint_name(model: PreTrainedModel, name: str, config_name: str) -> None:
+    """Set what a model and its config say they were loaded from; PEFT records the former as the base of an adapter."""
+    model.name_or_path, model.config._name_or_path = name, config_name
 
 
 def base_model_class(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel]:

@@ -69,11 +69,18 @@ class Explanation:
         if not self.layers:
             return "a stock model: hf_posenc does nothing in it"
         lines = [f"input: {', '.join(self.at_input)}"] if self.at_input else []
-        for (active, choices), group in itertools.groupby(self.layers, key=lambda layer: (layer.active, layer.choices)):
-            indices = [report.layer for report in group]
-            name = f"layer {indices[0]}" if len(indices) == 1 else f"layers {indices[0]} to {indices[-1]}"
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for report in self.layers:
+            groups.setdefault((report.active, report.choices), []).append(report.layer)
+        explained: dict[tuple[PathChoice, ...], str] = {}
+        for (active, choices), indices in groups.items():
+            name = _format_layers(indices)
             lines.append(f"{name}: {', '.join(active) or 'no scheme'}")
-            lines.extend(_format_choices(choices))
+            if choices in explained:
+                lines.append(f"  paths as in {explained[choices]}")
+            else:
+                lines.extend(_format_choices(choices))
+            explained.setdefault(choices, name)
         return "\n".join(lines)
 
 
@@ -161,6 +168,18 @@ def _local_score_terms(module: PosEncAttention, layer: LayerSchemes) -> list[Any
     heads = None if local_heads is None else local_heads.heads
     content = Content(query, query, key, projections.scaling, lambda: visible, module.project_rows, heads)
     return score_terms(layer.score, content, local_heads)
+
+
+def _format_layers(indices: list[int]) -> str:
+    """Name layers by their indices: "layer 3", "layers 0 to 5", "layers 0, 2, 4", "layers 3, 7 to 9"."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    names = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return f"layer {indices[0]}" if len(indices) == 1 else f"layers {', '.join(names)}"
 
 
 def _format_choices(choices: tuple[PathChoice, ...]) -> list[str]:

@@ -9,25 +9,31 @@ from __future__ import annotations
 import dataclasses
 import importlib.abc
 import importlib.machinery
+import re
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hf_posenc.model_types import MODEL_TYPES, VARIANT_PREFIX, config_module
 
+from .from_pretrained import patch_from_pretrained
 from .unsupported import install_refusals
 
+SUPPORTED_RELEASES = ">=5.4,<6"
+OLDEST, TOO_NEW = (5, 4), (6, 0)
+warn_only = False
+"""Set if nobody imported the package but `hf-posenc enable`, so that it must not make a program fail."""
 TOKENIZERS_MODULE, PEFT_MODULE = "transformers.models.auto.tokenization_auto", "peft.utils.constants"
 ImportHook = Callable[[types.ModuleType], None]
 
 
 class _HookLoader(importlib.abc.Loader):
-    """Loads as the real loader does, then runs the hook on the module."""
+    """Loads as the real loader does, then runs the module's hook."""
 
-    def __init__(self, loader: importlib.abc.Loader, hook: ImportHook) -> None:
+    def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
-        self._hook = hook
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         return self._loader.create_module(spec)
@@ -37,8 +43,9 @@ class _HookLoader(importlib.abc.Loader):
         assert spec is not None
         spec.loader = module.__loader__ = self._loader  # leave no trace for code that inspects the module
         self._loader.exec_module(module)
-        _finder.hooks.pop(module.__name__, None)  # only now: a failed import can be retried
-        self._hook(module)
+        hook = _finder.hooks.pop(module.__name__, None)  # only now: a failed import can be retried
+        if hook is not None:
+            hook(module)
 
 
 class _HookFinder(importlib.abc.MetaPathFinder):
@@ -50,14 +57,13 @@ class _HookFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        hook = self.hooks.get(name)
-        if hook is None:
+        if name not in self.hooks:
             return None
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self and hasattr(finder, "find_spec") else None
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _HookLoader(spec.loader, hook)
+                    spec.loader = _HookLoader(spec.loader)
                 return spec
         return None
 
@@ -78,12 +84,55 @@ def install() -> None:
     if _finder in sys.meta_path:
         return
     sys.meta_path.insert(0, _finder)
+    after_import("transformers", _patch_transformers)
+    if _finder not in sys.meta_path:
+        return  # another release
     after_import("transformers.configuration_utils", install_refusals)
+    after_import("transformers.modeling_utils", patch_from_pretrained)
     for model_type in MODEL_TYPES:
         after_import(config_module(model_type), _patch_configs)
     after_import("transformers.models.auto.configuration_auto", _patch_auto_config)
     after_import(TOKENIZERS_MODULE, _patch_tokenizers)
     after_import(PEFT_MODULE, _patch_peft)
+
+
+def _patch_transformers(module: types.ModuleType) -> None:
+    """Check the release, and let the variants' classes be found on the module, where tools look them up by name."""
+    if not _check_release(module.__version__):
+        return
+    lazy_module: Any = type(sys.modules["transformers"])  # the class: transformers may replace the module again
+    stock = lazy_module.__getattr__
+    if hasattr(stock, "finds_variants"):
+        return
+
+    def __getattr__(self: types.ModuleType, name: str) -> Any:
+        if name.startswith("PosEnc") and self.__name__ == "transformers":
+            from .auto_classes import variant_by_name
+
+            variant = variant_by_name(name)
+            if variant is not None:
+                return variant
+        return stock(self, name)
+
+    __getattr__.finds_variants = True  # type: ignore[attr-defined]
+    lazy_module.__getattr__ = __getattr__
+
+
+def _check_release(version: str) -> bool:
+    """Refuse releases of transformers that the package was not written for, before anything fails in them."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if OLDEST <= numbers < TOO_NEW:
+        return True
+    _finder.hooks.clear()
+    sys.meta_path.remove(_finder)
+    message = (
+        f"hf_posenc supports transformers {SUPPORTED_RELEASES}, but transformers {version} is installed: run "
+        f"`pip install 'transformers{SUPPORTED_RELEASES}'`"
+    )
+    if not warn_only:
+        raise ImportError(message)
+    warnings.warn(f"{message}, or `hf-posenc disable`", stacklevel=2)
+    return False
 
 
 def _patch_configs(module: types.ModuleType) -> None:

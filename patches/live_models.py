@@ -17,6 +17,7 @@ from .architecture import Architecture
 from .attach import attach, detach, init_live_weights, plan_schemes, with_scheme
 from .compat import checkpoint_name, set_checkpoint_name, swap_class, was_loaded
 from .families import find_architecture
+from .from_pretrained import keep_source_name
 from .replaced_configs import replace_configs, restore_configs
 from .rollback import unchanged_on_error
 from .saving import install_save_guard
@@ -113,8 +114,7 @@ def retrofit(model: Model, position_scheme: PositionScheme) -> Model:
         if was_loaded(model):
             for replaced in replaced_configs:
                 replaced.variant.record_base_model(loaded_from)
-        # It is no longer the checkpoint it was loaded from: an adapter that names it would be loaded onto a stock one.
-        set_checkpoint_name(model, "")
+        keep_source_name(model)
         for replaced in replaced_configs:
             replaced.remember()
         for base, plan in zip(bases, plans, strict=True):
@@ -159,7 +159,7 @@ def restore(model: Model) -> Model:
             if isinstance(module, PosEncModel):
                 swap_class(module, module.stock_class)
         restore_configs(model, replaced_configs)
-        set_checkpoint_name(model, loaded_from)
+        set_checkpoint_name(model, loaded_from, loaded_from)
     return model
 
 

@@ -33,7 +33,8 @@ from hf_posenc.spec import PositionScheme
 from .architecture import Architecture
 from .attach import SchemeState, attach, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
 from .attention_modules import CLASS_MODULE
-from .compat import ModelHooks, attn_implementation, checkpoint_name, set_checkpoint_name
+from .compat import ModelHooks, attn_implementation, checkpoint_name
+from .from_pretrained import keep_source_name
 from .pickling import PickledByStockClass
 from .tensor_parallel import share_scheme_weights
 
@@ -88,8 +89,7 @@ class PosEncModel(PickledByStockClass, ModelHooks):
         self.ignore_on_load(missing, unexpected)
         if any(parameter.is_meta for parameter in self.parameters()):  # from_pretrained, which will fill it
             config.record_base_model(checkpoint_name(config))
-        # The checkpoint is not this model: an adapter that names it would be loaded onto a stock one.
-        set_checkpoint_name(self, "")
+        keep_source_name(self)
 
     def init_scheme_weights(self, module: nn.Module) -> bool:
         return init_scheme_weights(module)

@@ -1,4 +1,4 @@
-"""Fill in the generated parts of README.md and docs/: measurements and command-line options (`make reference`).
+"""Fill in the generated parts of README.md and docs/: measurements, options and install lines (`make reference`).
 
 A page marks where generated text goes:
 
@@ -8,7 +8,7 @@ A page marks where generated text goes:
 
 Everything between the two comments is replaced by the output of the generator with that name. Measurements come from
 benchmarks/results.json, benchmarks/reliability.json, the tables of benchmarks/RECOVERY.md and the text files in
-docs/figures/; options from the commands themselves.
+docs/figures/; options from the commands themselves. Lines that install the package are rewritten wherever they are.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from hf_posenc.errors import install_command
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FIGURES = ROOT / "docs" / "figures"
 MARKED = re.compile(r"(<!-- generated: (?P<name>[\w -]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
+INSTALL = re.compile(r"pip install '?hf_posenc(?:\[(?P<extra>[\w,]+)\])?(?: @ [^'\s]+)?'?")
 LENGTH = 1024
 GROUPS = {"GPT-2": "decoders", "LLaMA": "llamas", "BERT": "encoders"}
 SETTINGS = {"forward": "forward", "training": "training step"}
@@ -30,7 +33,8 @@ SCHEMES = ("rope", "alibi", "t5", "tupe", "shaw", "transformer_xl", "deberta (v2
 
 
 def fill_page(page: str) -> str:
-    """Replace the text between each pair of markers by what its generator returns."""
+    """Replace the text between each pair of markers by what its generator returns, and every install line."""
+    page = INSTALL.sub(lambda match: install_command(match["extra"]), page)
     return MARKED.sub(lambda match: f"{match[1]}{generate(match['name'])}\n{match[3]}", page)
 
 
@@ -206,7 +210,12 @@ def options(command: str) -> str:
         default = parameter.default
         shown = isinstance(default, (int, float, str)) and default is not False
         value = "on" if default is True else f"`{default}`"
-        rows.append([names, value if shown else "", str(parameter.help).replace("|", "\\|")])
+        if isinstance(parameter.show_default, str):
+            value, shown = parameter.show_default, True
+        value = "required" if parameter.required else value if shown else ""
+        rows.append([names, value, str(parameter.help).replace("|", "\\|")])
+    if not rows:
+        return f"`{command}` has no options."
     return markdown_table(["option", "default", ""], rows)
 
 

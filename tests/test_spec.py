@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import typing
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 import hf_posenc
 from hf_posenc.errors import PosEncError
 from hf_posenc.registry import SCHEMES
-from hf_posenc.spec import parse_position_scheme
+from hf_posenc.spec import OTHER_NAMES, parse_position_scheme
 from tests.support import tiny_models as tiny
 
 
@@ -55,6 +57,13 @@ from tests.support import tiny_models as tiny
         ({"type": "learned", "extend": "stretch"}, "extend must be"),
         ({"type": "sinusoidal", "base": 1}, "base must be above 1"),
         (["rope", "alibbi"], "did you mean 'alibi'"),
+        ({"type": "rope", "except_layers": "last"}, "rope: except_layers must be a list"),
+        ({"type": "rope", "except_layer": [1]}, "unknown option 'except_layer'.*did you mean 'except_layers'"),
+        ({"type": "learned", "except_layers": [0]}, "input embedding, where except_layers has no meaning"),
+        (["rope", "none"], "lists none, which means no positions in any layer, with other schemes"),
+        (["none", "none"], "lists none"),
+        (["learned", {"type": "none", "layers": [0]}], "none: layers cannot be combined with learned"),
+        (["alibi", "sinusoidal", {"type": "none", "layers": [0]}], "cannot be combined with sinusoidal.*except_layers"),
     ],
 )
 def test_bad_values_name_the_key(scheme: Any, match: str) -> None:
@@ -82,6 +91,49 @@ def test_bad_values_name_the_key(scheme: Any, match: str) -> None:
 def test_layers(layers: Any, chosen: Any) -> None:
     (item,) = parse_position_scheme({"type": "rope", "layers": layers})
     assert item.active_layers(12) == tuple(chosen)
+
+
+@pytest.mark.parametrize(
+    ("item", "chosen"),
+    [
+        ({"except_layers": "3::4"}, [0, 1, 2, 4, 5, 6, 8, 9, 10]),
+        ({"except_layers": [0, 11]}, range(1, 11)),
+        ({"layers": "0:6", "except_layers": [1, 9]}, [0, 2, 3, 4, 5]),
+    ],
+)
+def test_except_layers(item: Any, chosen: Any) -> None:
+    (spec,) = parse_position_scheme({"type": "rope", **item})
+    assert spec.active_layers(12) == tuple(chosen)
+
+
+@pytest.mark.parametrize(
+    ("typed", "spelling"),
+    [
+        ("yarn", '{"type": "rope", "scaling": {"rope_type": "yarn", "factor": 4.0}}'),
+        ({"type": "YaRN", "factor": 4}, '{"type": "rope", "scaling": {"rope_type": "yarn", "factor": 4.0}}'),
+        ("ntk", '{"type": "rope", "theta": 80000.0}'),
+        ("nope", '"none"'),
+        ("NoPE", '"none"'),
+        ("relative_key", '{"type": "shaw", "values": false}'),
+        ("relative-key-query", '{"type": "shaw", "values": false, "query_term": true}'),
+        ("absolute", '"learned"'),
+        ("rotary", '"rope"'),
+        ("pi", '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}'),
+    ],
+)
+def test_names_of_other_packages_are_answered_with_the_spelling(typed: Any, spelling: str) -> None:
+    with pytest.raises(PosEncError, match="unknown type") as raised:
+        parse_position_scheme(typed)
+    assert str(raised.value).endswith(spelling)
+
+
+def test_suggested_spellings_are_accepted() -> None:
+    complete = [text for text in OTHER_NAMES.values() if "..." not in text]
+    spellings = [spelling for text in complete for spelling in re.findall(r'\{[^{}]*(?:\{[^{}]*\})?\}|"\w+"', text)]
+    assert len(spellings) >= len(OTHER_NAMES) - 2
+    for spelling in spellings:
+        tiny.model("llama", json.loads(spelling), torch.float32)
+    assert not OTHER_NAMES.keys() & hf_posenc.list_schemes().keys()
 
 
 @pytest.mark.parametrize(
@@ -144,6 +196,10 @@ def test_layers_out_of_range() -> None:
         parse_position_scheme({"type": "rope", "layers": [12]})[0].active_layers(12)
     with pytest.raises(ValueError, match="selects none of the 12 layers"):
         parse_position_scheme({"type": "rope", "layers": "20:"})[0].active_layers(12)
+    with pytest.raises(ValueError, match="except_layers has no layer 12"):
+        parse_position_scheme({"type": "rope", "except_layers": [12]})[0].active_layers(12)
+    with pytest.raises(ValueError, match="except_layers=':' leaves none"):
+        parse_position_scheme({"type": "rope", "except_layers": ":"})[0].active_layers(12)
 
 
 def test_schemes_are_listed_with_typed_and_documented_options() -> None:
@@ -158,8 +214,8 @@ def test_schemes_are_listed_with_typed_and_documented_options() -> None:
             assert about.doc, f"{name}.{option} has no documentation"
             assert about.type
     assert listing["t5"].options["num_buckets"].default == 32
-    assert "layers" in listing["rope"].options
-    assert "layers" not in listing["learned"].options
+    assert {"layers", "except_layers"} <= listing["rope"].options.keys()
+    assert not {"layers", "except_layers"} & listing["learned"].options.keys()
 
 
 def values_for(hint: Any) -> st.SearchStrategy[Any]:
@@ -202,9 +258,10 @@ def values_for(hint: Any) -> st.SearchStrategy[Any]:
 def item_strategy(name: str) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(SCHEMES[name].Options)
     options = {field.name: values_for(hints[field.name]) for field in dataclasses.fields(SCHEMES[name].Options)}
-    options["layers"] = st.one_of(
-        st.sampled_from(["0:2", "1::2", "::", "9:", "x"]), st.lists(st.integers(-1, 4), max_size=3)
-    )
+    for key in ("layers", "except_layers"):
+        options[key] = st.one_of(
+            st.sampled_from(["0:2", "1::2", "::", "9:", "x"]), st.lists(st.integers(-1, 4), max_size=3)
+        )
     options["typo"] = st.integers()
     return st.fixed_dictionaries({"type": st.just(name)}, optional=options)
 
@@ -225,7 +282,8 @@ def test_every_value_builds_and_runs_or_names_the_offending_key(scheme: Any, arc
         model = tiny.MODEL_CLASSES[architecture](tiny.config(architecture, position_scheme=scheme)).eval()
     except ValueError as error:
         on_encoder = architecture == "bert" and "cope" in str(scheme) and "causal models only" in str(error)
-        assert on_encoder or any(key in str(error) for key in keys_of(scheme)), (scheme, error)
+        contradictory = isinstance(scheme, list) and "none" in str(scheme) and "none" in str(error)
+        assert on_encoder or contradictory or any(key in str(error) for key in keys_of(scheme)), (scheme, error)
         return
     try:
         with torch.no_grad():

@@ -59,10 +59,15 @@ class Companions:
         _check_modules(directory, files)
         return cls(files, tuple(sorted(left_out)))
 
-    def copy_to(self, directory: Path) -> None:
-        """Write the files into a directory, as copies: tokenizers write into their files in place."""
+    def copy_to(self, directory: Path, replace: bool = True) -> None:
+        """Write the files into a directory, as copies: tokenizers write into their files in place.
+
+        Without `replace`, those that are there already stay.
+        """
         for name, content in self.files.items():
             target = directory / name
+            if target.exists() and not replace:
+                continue
             target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, bytes):
                 target.write_bytes(content)

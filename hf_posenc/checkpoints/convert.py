@@ -26,6 +26,7 @@ from .drift import Drift, measure_drift
 from .export.same_rotation import stock_rope_parameters
 from .files import atomic_directory, resolve_output_dir
 from .inspection import base_prefix, build_meta_model, check_base_weights
+from .lengths import check_max_length, set_config_length, write_max_length
 from .rotary_weights import RotaryChange, reorder_rows, rotary_feature_order
 from .source import Source, open_source
 from .weights import write_shards
@@ -95,6 +96,7 @@ def convert_checkpoint(
     rotary_weights: RotaryChange | None = None,
     warm_start: WarmStart | None = None,
     drift_text: str | Path | None = None,
+    max_length: int | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
 ) -> Conversion:
@@ -114,6 +116,8 @@ def convert_checkpoint(
         warm_start: Changes the written variant to start closer to the source, such as
             `hf_posenc.training.ClosedFormStart(text_file)`. Loads both models.
         drift_text: A text file on which to compare the outputs of source and variant. Loads one model at a time.
+        max_length: The longest input that the variant's files name, where other tools cut inputs; by default as in the
+            source. The scheme must reach it.
         revision: Branch, tag or commit of a Hub id.
         token: A Hub token; by default the stored one.
 
@@ -140,6 +144,9 @@ def convert_checkpoint(
     # Schemes are sized by the config, so the files must agree with it before they are built.
     check_base_weights(checkpoint.config, checkpoint.tensors)
     plan = plan_schemes(checkpoint.architecture, config)
+    if max_length is not None:
+        check_max_length(plan.schemes, max_length)
+        set_config_length(config, max_length, plan.state.uses_stock_table)
     config.architectures = [f"PosEnc{name}" for name in checkpoint.config.architectures or []] or None
     layout = _ModelLayout.of(checkpoint)
     dropped, row_orders = _dropped_tensors(layout, plan), _row_orders(layout, plan, rotary_weights)
@@ -154,6 +161,8 @@ def convert_checkpoint(
             added=added,
         )
         companions.copy_to(directory)
+        if max_length is not None:
+            write_max_length(directory, max_length, lower=True)
         config.save_pretrained(directory)
         if warm_start is not None:
             warm_start(checkpoint.directory, directory)

@@ -56,7 +56,7 @@ def load_model(
         if "position_scheme" in options:
             model.config.record_base_model(source)
         else:
-            set_checkpoint_name(model, str(source))
+            set_checkpoint_name(model, str(source), str(source))
     return model.eval(), sorted(name for name in info["missing_keys"] if not name.startswith(POOLER))
 
 

@@ -23,6 +23,7 @@ def convert_to_stock(
     rotary_weights: RotaryChange | None = None,
     warm_start: WarmStart | None = None,
     drift_text: str | Path | None = None,
+    max_length: int | None = None,
     max_positions: int | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
@@ -38,6 +39,7 @@ def convert_to_stock(
         rotary_weights: As in `convert_checkpoint`.
         warm_start: As in `convert_checkpoint`.
         drift_text: A text file on which to compare the outputs of source and result.
+        max_length: As in `convert_checkpoint`.
         max_positions: As in `export_checkpoint`.
         revision: Branch, tag or commit of a Hub id.
         token: A Hub token; by default the stored one.
@@ -64,6 +66,7 @@ def convert_to_stock(
             rotary_weights=rotary_weights,
             warm_start=warm_start,
             drift_text=drift_text,
+            max_length=max_length,
             revision=revision,
             token=token,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -64,8 +65,25 @@ def parse_scheme_option(text: str) -> PositionScheme:
         raise PosEncError(f"--scheme must be a scheme name or valid JSON, got {text[:500]!r}: {error}") from None
 
 
+def _print_version(wanted: bool) -> None:
+    """Print the versions that a bug report needs, without importing the packages."""
+    if not wanted:
+        return
+    from importlib.metadata import version
+
+    from .. import __version__
+
+    others = ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch"))
+    typer.echo(f"hf_posenc {__version__} ({others}, Python {platform.python_version()})")
+    raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Change the positional encoding of transformers checkpoints.
 
     Example: hf-posenc convert openai-community/gpt2 --scheme rope --out gpt2-rope

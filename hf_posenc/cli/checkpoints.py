@@ -20,7 +20,7 @@ def convert(
     out: Annotated[Path, Option(help="The output directory.")],
     force: Annotated[bool, Option("--force", help="Replace the output directory if it is not empty.")] = False,
     seed: Annotated[int, Option(help="Seed for schemes with random initial values.")] = 0,
-    revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.", show_default="main")] = None,
     rotary_weights: Annotated[
         str | None, Option(help="Reorder rotary features: interleaved_to_halves or halves_to_interleaved.")
     ] = None,
@@ -34,6 +34,10 @@ def convert(
     stock: Annotated[
         bool, Option("--stock", help="Write a stock checkpoint, as `export` does; for schemes that have one.")
     ] = False,
+    max_length: Annotated[
+        int | None,
+        Option(min=1, help="Longest input that its files name, for other tools.", show_default="as the source"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Convert a checkpoint to another position scheme, without building the model.
@@ -62,6 +66,7 @@ def convert(
             rotary_weights=rotary_weights,  # type: ignore[arg-type]
             warm_start=start,
             drift_text=drift_text,
+            max_length=max_length,
         )
     echo_json(dataclasses.asdict(result)) if as_json else typer.echo(str(result))
 
@@ -130,11 +135,13 @@ def push(
     private: Annotated[
         bool, Option("--private", help="Create a private repository; refuse one that is public.")
     ] = False,
-    revision: Annotated[str | None, Option(help="The branch; created if it does not exist.")] = None,
+    revision: Annotated[
+        str | None, Option(help="The branch; created if it does not exist.", show_default="main")
+    ] = None,
     message: Annotated[str | None, Option(help="The commit message.")] = None,
     create_pr: Annotated[bool, Option("--create-pr", help="Open a pull request.")] = False,
     base_model: Annotated[
-        str | None, Option(help="Hub id of the stock checkpoint for the model card, if it is not recorded.")
+        str | None, Option(help="Hub id of the stock checkpoint, for the model card.", show_default="as recorded")
     ] = None,
     force: Annotated[
         bool, Option("--force", help="Overwrite a repository that contains something other than a variant.")

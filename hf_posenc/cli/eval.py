@@ -23,26 +23,30 @@ def evaluate(
     data: Annotated[str, Option(help="Text, JSONL, CSV or parquet (file, directory or pattern), or a Hub dataset.")],
     lengths: Annotated[str, Option(help="In tokens (512) or multiples of the trained length (2x).")] = "0.5x,1x,2x,4x",
     metrics: Annotated[str, Option(help="perplexity, passkey, order, similarity, or all.")] = "perplexity",
-    trained_length: Annotated[int | None, Option(help="What 1x stands for; default: the models' positions.")] = None,
-    stride: Annotated[int | None, Option(help="Tokens to slide windows by, scoring only the new ones.")] = None,
+    trained_length: Annotated[
+        int | None, Option(help="What 1x stands for.", show_default="the models' positions")
+    ] = None,
+    stride: Annotated[
+        int | None, Option(help="Tokens to slide windows by, scoring only the new ones.", show_default="the length")
+    ] = None,
     max_tokens: Annotated[int, Option(help="Tokens to read from the start of the text.")] = 131_072,
     batch_tokens: Annotated[int, Option(help="Tokens per batch.")] = 4096,
-    dtype: Annotated[str | None, Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
+    dtype: Annotated[str | None, Option(help="float32, bfloat16 or float16.", show_default="as saved")] = None,
     task: Annotated[
-        str | None, Option(help="causal-lm, masked-lm or feature-extraction; default: by the head.")
+        str | None, Option(help="causal-lm, masked-lm or feature-extraction.", show_default="by the head")
     ] = None,
     mlm_probability: Annotated[float, Option(help="Fraction of tokens that masked models predict.")] = 0.15,
     position_bins: Annotated[int, Option(help="Bins for perplexity by position in the window.")] = 16,
     passkey_depths: Annotated[str, Option(help="Where to hide passkeys: 0 (start) to 1 (end).")] = "0,0.25,0.5,0.75,1",
     passkey_trials: Annotated[int, Option(help="Passkeys per length and depth.")] = 10,
     shuffle_blocks: Annotated[str, Option(help="Block sizes to shuffle; all: the whole window.")] = "4,16,all",
-    reference: Annotated[str | None, Option(help="Model to compare embeddings with; default: the first.")] = None,
+    reference: Annotated[str | None, Option(help="Model to compare embeddings with.", show_default="the first")] = None,
     confidence: Annotated[float, Option(help="Confidence level of the intervals.")] = 0.95,
     seed: Annotated[int, Option(help="Seed for masking, passkeys and shuffling.")] = 0,
     split: Annotated[str, Option(help="Split of a dataset.")] = "test",
-    text_column: Annotated[str | None, Option(help="Column that contains the text; default: text.")] = None,
-    revision: Annotated[str | None, Option(help="Branch, tag or commit of Hub ids.")] = None,
-    device: Annotated[str | None, Option(help="Such as cpu or cuda:1; default: the best available.")] = None,
+    text_column: Annotated[str | None, Option(help="Column that contains the text.", show_default="text")] = None,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of Hub ids.", show_default="main")] = None,
+    device: Annotated[str | None, Option(help="Such as cpu or cuda:1.", show_default="the best available")] = None,
     results: Annotated[
         Path | None, Option(help="JSON file to save results to as they arrive; rerun to resume.")
     ] = None,

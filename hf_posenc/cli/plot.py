@@ -26,17 +26,21 @@ class Kind:
     help: str
     default_length: int
     max_models: int = 1
+    with_original: bool = True
+    """Whether a checkpoint's own encoding is shown next to those that --scheme replaces it by."""
     by_layer: bool = False
     on_text: bool = False
 
 
 KINDS = {
-    "position-embeddings": Kind("position embeddings as a heat map", 128),
+    "position-embeddings": Kind("position embeddings as a heat map", 128, max_models=4, with_original=False),
     "feature-ranges": Kind("how much each feature of the position embeddings varies", 128, max_models=8),
     "token-clusters": Kind("how far positions spread the embeddings of a token", 64),
     "separability": Kind("how well probes tell token and position apart", 64, max_models=6),
     "relative-buckets": Kind("which table row each pair of query and key reads", 64, max_models=4),
-    "bias-by-distance": Kind("bias on the attention scores, per head", 128, by_layer=True),
+    "bias-by-distance": Kind(
+        "bias on the attention scores, per head", 128, max_models=4, with_original=False, by_layer=True
+    ),
     "rotary-decay": Kind("decay of similarity under a rotation", 512, max_models=8, by_layer=True),
     "attention-by-distance": Kind("attention on a text, per head", 256, max_models=2, on_text=True),
     "rotary-frequencies": Kind("contribution of each rotary frequency on a text", 256, max_models=2, on_text=True),
@@ -54,7 +58,9 @@ def plot(
     compare: Annotated[str | None, Option(help="Second checkpoint, compared with --model.")] = None,
     data: Annotated[Path | None, Option(help="Text file, for the plots on a text.")] = None,
     out: Annotated[Path | None, Option(help="Figure to write: .png, .svg or .pdf.")] = None,
-    length: Annotated[int | None, Option(min=2, help="Number of positions.")] = None,
+    length: Annotated[
+        int | None, Option(min=2, help="Number of positions.", show_default="by the plot, 64 to 512")
+    ] = None,
     layer: Annotated[int, Option(min=0, help="Layer, for bias-by-distance and rotary-decay.")] = 0,
     rows: Annotated[int, Option(min=1, help="Rows of text.")] = 8,
     hidden_size: Annotated[int, Option(help="Without --model: hidden size.")] = 64,
@@ -66,6 +72,8 @@ def plot(
 
     Example: hf-posenc plot position-embeddings --scheme sinusoidal --hidden-size 512 --out sinusoidal.png
 
+    Example: hf-posenc plot bias-by-distance --scheme alibi --scheme t5 --out biases.png
+
     Example: hf-posenc plot rotary-decay --scheme rope --scheme xpos --out decay.svg
 
     Example: hf-posenc plot attention-by-distance --model ./my-gpt2 --scheme alibi --data text.txt --out attention.png
@@ -74,7 +82,7 @@ def plot(
         if kind not in KINDS:
             raise PosEncError(f"Unknown plot {kind!r}; expected one of {', '.join(KINDS)}")
         if out is None and not as_json:
-            raise PosEncError("nothing to write: give --out FIGURE or --json")
+            raise PosEncError("Nothing to write: give --out FIGURE or --json")
         if KINDS[kind].on_text and (model is None or data is None):
             raise PosEncError(f"{kind} is measured on a text: give --model and --data")
         if compare is not None and model is None:
@@ -92,13 +100,13 @@ def plot(
         else:
             base = Path(model).name
             models = [(f"{base}: {name}", partial(analysis.load_model, model, spec)) for name, spec in schemes]
-            if KINDS[kind].max_models > 1 or not schemes:
+            if (KINDS[kind].max_models > 1 and KINDS[kind].with_original) or not schemes:
                 models.insert(0, (base, partial(analysis.load_model, model)))
             if compare is not None:
                 models.append((Path(compare).name, partial(analysis.load_model, compare)))
         if not 0 < len(models) <= KINDS[kind].max_models:
             limit = f"{kind} shows at most {KINDS[kind].max_models}" if models else "give --scheme or --model"
-            raise PosEncError(f"got {len(models)} models to plot: {limit}")
+            raise PosEncError(f"--scheme, --model and --compare name {len(models)} models to plot: {limit}")
         text = None if model is None or data is None else partial(analysis.tokenize_file, model, data, rows=rows)
         results = _measure(kind, models, length, layer, text)
         if kind == "token-clusters" and model is not None:

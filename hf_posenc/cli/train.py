@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from ..errors import PosEncError
+from ..errors import PosEncError, install_command
 from ..validation import MAX_YAML_LENGTH, load_yaml
 from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
 
@@ -77,44 +77,87 @@ def train(
     ],
     train_length: Annotated[str, Option(help="Tokens per row; or stages, 512,1024 or 512:300,1024:100.")],
     output_dir: Annotated[Path, Option(help="Directory for checkpoints and the variant.")],
-    scheme: Annotated[str | None, Option(help="New scheme of a stock model: a name, or JSON.")] = None,
-    tokens: Annotated[int | None, Option(min=1, help="Tokens to train on: chooses batch size and passes.")] = None,
-    passes: Annotated[int | None, Option(min=1, help="How often each row is used, with --tokens.")] = None,
+    scheme: Annotated[
+        str | None,
+        Option(help="New scheme: a name, or JSON. Required for a stock model.", show_default="the variant's"),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        Option(min=1, help="Tokens to train on: chooses batch size and passes.", show_default="all of --data"),
+    ] = None,
+    passes: Annotated[
+        int | None, Option(min=1, help="How often each row is used, with --tokens.", show_default="by --tokens")
+    ] = None,
     config: Annotated[
         Path | None,
         Option(help="YAML file with options; the command line wins.", callback=_load_config_file, is_eager=True),
     ] = None,
     eval_data: Annotated[str | None, Option(help="Text to evaluate on, as for --data.")] = None,
-    recipe: Annotated[str | None, Option(help="recommended, or naive for plain fine-tuning.")] = None,
-    teacher: Annotated[bool | None, Option(help="Distill from the stock model.")] = None,
-    teacher_model: Annotated[str | None, Option(help="Another checkpoint to distill from.")] = None,
+    recipe: Annotated[
+        str | None, Option(help="recommended, or naive for plain fine-tuning.", show_default="recommended")
+    ] = None,
+    teacher: Annotated[bool | None, Option(help="Distill from the stock model.", show_default="by --recipe")] = None,
+    teacher_model: Annotated[
+        str | None, Option(help="Another checkpoint to distill from.", show_default="--model")
+    ] = None,
     cache_teacher: Annotated[
         bool | None, Option("--cache-teacher", help="Run the teacher in the first pass only.")
     ] = None,
-    reorder_heads: Annotated[bool | None, Option(help="Give each bias the head that suits it best.")] = None,
-    fold_rotation: Annotated[bool | None, Option(help="Keep the mean of a dropped rotation.")] = None,
-    match_biases: Annotated[bool | None, Option(help="Start biases from the stock model's attention.")] = None,
-    fit_ratio: Annotated[float | None, Option(help="Fraction of the training tokens to fit attention on.")] = None,
-    kl_loss_weight: Annotated[float | None, Option(help="Weight of the teacher's predictions.")] = None,
-    hidden_loss_weight: Annotated[float | None, Option(help="Weight of the teacher's hidden states.")] = None,
-    label_loss_weight: Annotated[float | None, Option(help="Weight of the text itself.")] = None,
-    trainable: Annotated[str | None, Option(help="all, positions (scheme parameters) or lora (plus adapters).")] = None,
-    lora_rank: Annotated[int | None, Option(min=1, help="Rank of the LoRA adapters.")] = None,
-    position_learning_rate: Annotated[float | None, Option(help="Learning rate of the scheme's parameters.")] = None,
-    task: Annotated[str | None, Option(help="causal-lm, masked-lm, feature-extraction or classification.")] = None,
-    split: Annotated[str | None, Option(help="Split of --data.")] = None,
-    eval_split: Annotated[str | None, Option(help="Split of --eval-data.")] = None,
-    text_column: Annotated[str | None, Option(help="Column with the text.")] = None,
-    label_column: Annotated[str | None, Option(help="Column with the labels of a classification task.")] = None,
+    reorder_heads: Annotated[
+        bool | None, Option(help="Give each bias the head that suits it best.", show_default="by --recipe")
+    ] = None,
+    fold_rotation: Annotated[
+        bool | None, Option(help="Keep the mean of a dropped rotation.", show_default="by --recipe")
+    ] = None,
+    match_biases: Annotated[
+        bool | None, Option(help="Start biases from the stock model's attention.", show_default="by --recipe")
+    ] = None,
+    fit_ratio: Annotated[
+        float | None, Option(help="Fraction of the training tokens to fit attention on.", show_default="by --recipe")
+    ] = None,
+    kl_loss_weight: Annotated[
+        float | None, Option(help="Weight of the teacher's predictions.", show_default="by --recipe")
+    ] = None,
+    hidden_loss_weight: Annotated[
+        float | None, Option(help="Weight of the teacher's hidden states.", show_default="by --recipe")
+    ] = None,
+    label_loss_weight: Annotated[
+        float | None, Option(help="Weight of the text itself.", show_default="by --recipe")
+    ] = None,
+    trainable: Annotated[
+        str | None, Option(help="all, positions (scheme parameters) or lora (plus adapters).", show_default="all")
+    ] = None,
+    lora_rank: Annotated[int | None, Option(min=1, help="Rank of the LoRA adapters.", show_default="16")] = None,
+    position_learning_rate: Annotated[
+        float | None, Option(help="Learning rate of the scheme's parameters.", show_default="by --recipe")
+    ] = None,
+    task: Annotated[
+        str | None,
+        Option(help="causal-lm, masked-lm, feature-extraction or classification.", show_default="by the head"),
+    ] = None,
+    split: Annotated[str | None, Option(help="Split of --data.", show_default="train")] = None,
+    eval_split: Annotated[str | None, Option(help="Split of --eval-data.", show_default="validation")] = None,
+    text_column: Annotated[str | None, Option(help="Column with the text.", show_default="text")] = None,
+    label_column: Annotated[
+        str | None, Option(help="Column with the labels of a classification task.", show_default="label")
+    ] = None,
     streaming: Annotated[bool | None, Option("--streaming", help="Stream the data.")] = None,
-    packing: Annotated[bool | None, Option(help="Pack documents into rows; default for causal models.")] = None,
+    packing: Annotated[bool | None, Option(help="Pack documents into rows.", show_default="for causal models")] = None,
     positions: Annotated[
         str | None, Option(help="Train on positions that jump: pose, randomized or shape; needs --target-length.")
     ] = None,
     target_length: Annotated[int | None, Option(min=2, help="Length that --positions are chosen for.")] = None,
-    mlm_probability: Annotated[float | None, Option(help="Fraction of tokens to mask, for masked LMs.")] = None,
-    self_generated_rows: Annotated[int | None, Option(min=1, help="Rows to sample with --data self.")] = None,
-    revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
+    mlm_probability: Annotated[
+        float | None, Option(help="Fraction of tokens to mask, for masked LMs.", show_default="0.15")
+    ] = None,
+    self_generated_rows: Annotated[
+        int | None, Option(min=1, help="Rows to sample with --data self.", show_default="as many as steps use")
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        Option(min=1, help="Longest input that its files name.", show_default="the stock or training length"),
+    ] = None,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.", show_default="main")] = None,
     restart: Annotated[bool, Option("--restart", help="Delete an earlier run in the directory.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -136,7 +179,7 @@ def train(
     with exit_on_user_error(), stdout:
         not_installed = [name for name in ("accelerate", "datasets") if find_spec(name) is None]
         if not_installed:
-            raise PosEncError(f"Training requires {' and '.join(not_installed)}: pip install hf_posenc[train]")
+            raise PosEncError(f"Training requires {' and '.join(not_installed)}: {install_command('train')}")
         from ..training import train as run
 
         request = build_request(options)
@@ -163,7 +206,7 @@ def build_request(options: dict[str, Any]) -> TrainRequest:
 
     name = options.pop("recipe", "recommended")
     if name not in RECIPES:
-        raise PosEncError(f"Unknown recipe {name!r}; expected one of {sorted(RECIPES)}")
+        raise PosEncError(f"Unknown --recipe {name!r}; expected one of {sorted(RECIPES)}")
     kinds = [kind for kind in ("kl", "hidden", "label") if f"{kind}_loss_weight" in options]
     weights = {kind: options.pop(f"{kind}_loss_weight") for kind in kinds}
     changes: dict[str, Any] = {field: options.pop(field) for field in RECIPE_OPTIONS if field in options}

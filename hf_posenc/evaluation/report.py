@@ -26,6 +26,8 @@ from .results import (
     perplexity_estimate,
 )
 
+MAX_WIDTH = 100
+"""Widest table, in characters: what most terminals show without wrapping."""
 CSV_COLUMNS = ("metric", "model", "length", "breakdown", "quantity", "value", "low", "high", "stopped")
 Notes = dict[tuple[str, int | str], str]
 """Footnotes about models that stopped, by model and either its maximum length or the reason."""
@@ -129,16 +131,30 @@ class EvaluationReport:
         return "\n\n".join(paragraphs)
 
     def _perplexity_table(self, notes: Notes) -> str:
-        ratios = self.relative_perplexity()
+        """One table with the ratios next to the perplexities, or two if that is too wide."""
+        lengths = sorted({result.length for result in self.perplexity})
+        cells = {
+            (result.model, result.length): _cell(result, result.perplexity, notes)
+            for length in lengths
+            for result in self.perplexity
+            if result.length == length
+        }
+        ratios, baseline = self.relative_perplexity(), self.models[0]
         compared = [model for model in self.models if any(name == model for name, _ in ratios)]
-        rows = [["length", *self.models, *(f"{model} / {self.models[0]}" for model in compared)]]
-        for length in sorted({result.length for result in self.perplexity}):
-            results = [result for result in self.perplexity if result.length == length]
-            cells = {result.model: _cell(result, result.perplexity, notes) for result in results}
+        rows, ratio_rows = [["length", *self.models]], [["length", *compared]]
+        for length in lengths:
             multiple = "" if self.trained_length is None else f" ({length / self.trained_length:.3g}x)"
-            relative = [str(ratios.get((model, length), "")) for model in compared]
-            rows.append([f"{length:,}{multiple}", *(cells.get(model, "") for model in self.models), *relative])
-        return _render(f"Perplexity ({self.confidence:.0%} confidence interval)", rows)
+            rows.append([f"{length:,}{multiple}", *(cells.get((model, length), "") for model in self.models)])
+            ratio_rows.append([rows[-1][0], *(str(ratios.get((model, length), "")) for model in compared)])
+        title = f"Perplexity ({self.confidence:.0%} confidence interval)"
+        headed = [["", *(f"{model} / {baseline}" for model in compared)], *ratio_rows[1:]]
+        together = [[*row, *ratio_row[1:]] for row, ratio_row in zip(rows, headed, strict=True)]
+        if _width(together) <= MAX_WIDTH:
+            return _render(title, together)
+        tables = [_render_fitting(title, rows)]
+        if compared:
+            tables.append(_render_fitting(f"Perplexity divided by that of {baseline}", ratio_rows))
+        return "\n\n".join(tables)
 
 
 def check_writable(path: str | Path) -> Path:
@@ -212,12 +228,40 @@ def _table(title: str, results: Sequence[Result], notes: Notes) -> str:
     for result, row in zip(results, columns, strict=True):
         values = [row.get(name, "") for name in names]
         rows.append([result.model, f"{result.length:,}", _cell(result, values[0], notes), *values[1:]])
-    return _render(title, rows)
+    return _render_fitting(title, rows, num_labels=2)
+
+
+def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    """The width of a table in characters."""
+    return sum(width + 3 for width in _column_widths(rows)) + 1
+
+
+def _render_fitting(title: str, rows: Sequence[Sequence[str]], num_labels: int = 1) -> str:
+    """A table of at most `MAX_WIDTH` characters: transposed if that is enough, else in parts with the same labels."""
+    if _width(rows) <= MAX_WIDTH:
+        return _render(title, rows)
+    transposed = [list(column) for column in zip(*rows, strict=True)]
+    if num_labels == 1 and _width(transposed) <= MAX_WIDTH:
+        return _render(title, [["model", *transposed[0][1:]], *transposed[1:]])
+    parts: list[list[int]] = [[]]
+    for column in range(num_labels, len(rows[0])):
+        chosen = [*range(num_labels), *parts[-1], column]
+        if parts[-1] and _width([[row[index] for index in chosen] for row in rows]) > MAX_WIDTH:
+            parts.append([])
+        parts[-1].append(column)
+    selections = [[*range(num_labels), *part] for part in parts]
+    titles = [title, *(f"{title}, continued" for _ in parts[1:])]
+    tables = [[[row[index] for index in selection] for row in rows] for selection in selections]
+    return "\n\n".join(_render(heading, table) for heading, table in zip(titles, tables, strict=True))
 
 
 def _render(title: str, rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, aligned to be read as plain text too."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = _column_widths(rows)
     padded = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
     head, *body = [f"| {' | '.join(cells)} |" for cells in padded]
     rule = "|".join("-" * (width + 2) for width in widths)

@@ -11,7 +11,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
-from ..errors import PosEncError
+from ..errors import PosEncError, install_command
 from ..patches import max_positions
 from .results import EvaluationStopped
 
@@ -150,7 +150,7 @@ class ProcessGroup:
             from accelerate import PartialState
             from accelerate.utils import parse_flag_from_env
         except ImportError:
-            raise PosEncError("Several processes require accelerate: pip install hf_posenc[train]") from None
+            raise PosEncError(f"Several processes require accelerate: {install_command('train')}") from None
         # Without a GPU, PartialState only joins the processes when told to use the CPU.
         state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
         if state.num_processes == 1:

@@ -20,10 +20,10 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK, CardData
 
 from ..checkpoints import LENGTH_CURVE_FILE, RECOVERY_FILE, is_scheme_parameter, read_json, read_shards
 from ..config import HUB_ID, VariantConfig
-from ..errors import PosEncError
-from ..patches import ARCHITECTURES, find_auto_class
+from ..errors import PosEncError, install_command
+from ..patches import ARCHITECTURES, Architecture, find_auto_class
 from ..registry import describe
-from ..spec import SchemeSpec
+from ..spec import LAYER_KEYS, SchemeSpec, assign_layers
 from ..validation import MAX_METRIC, load_yaml, truncate_repr
 
 CARD_FILE, NEW_CARD_FILE = "README.md", ".README.md.new"
@@ -66,7 +66,7 @@ A {family} model with {schemes} positional encoding{origin} with `hf_posenc`.
 ## Usage
 
 ```python
-import hf_posenc  # pip install hf_posenc
+import hf_posenc  # {install}
 from transformers import {auto_class}
 
 model = {auto_class}.from_pretrained({arguments})
@@ -159,6 +159,7 @@ def write_card(
         measurements=_measurements(directory) if measured else NO_MEASUREMENTS,
         auto_class=auto_class,
         arguments=arguments,
+        install=install_command(),
     )
     temporary = directory / NEW_CARD_FILE
     checksum = _CHECKSUM.format(_sha256(text))
@@ -170,8 +171,7 @@ def write_card(
 def _describe_scheme(spec: SchemeSpec) -> str:
     info = describe(spec.scheme)
     options = {field.name: getattr(spec.options, field.name) for field in dataclasses.fields(spec.options)}
-    if spec.layers is not None:
-        options["layers"] = spec.layers
+    options |= {key: getattr(spec, key) for key in LAYER_KEYS if getattr(spec, key) is not None}
     listed = ", ".join(f"`{name}` = {_code(json.dumps(value, default=str))}" for name, value in options.items())
     reach = "works beyond the trained length" if info.extends else "is limited to the length of its table"
     return f"- **{info.name}**: {info.summary} {info.paper}; {reach}.{f' Options: {listed}.' if listed else ''}"
@@ -187,8 +187,7 @@ def _describe_changes(directory: Path, config: VariantConfig) -> str:
     architecture = ARCHITECTURES[config.stock_class.model_type]
     sizes = {name: tensor.numel() for shard in read_shards(directory) for name, tensor in shard.tensors.items()}
     if architecture.rotary:
-        is_rotary = any(spec.acts_at("rotate") for spec in config.position_specs)
-        stock = f"rotary embedding is {'replaced by the scheme' if is_rotary else 'removed'}"
+        stock = f"rotary embedding is {_describe_rotation(architecture, config)}"
     else:
         table = next((name for name in sizes if name.endswith(f"{architecture.table}.weight")), None)
         stock = f"position table is {f'kept ({_code(table)})' if table else 'removed'}"
@@ -203,6 +202,15 @@ def _describe_changes(directory: Path, config: VariantConfig) -> str:
             "architecture.",
         ]
     )
+
+
+def _describe_rotation(architecture: Architecture, config: VariantConfig) -> str:
+    """What became of the rotary embedding of the stock architecture."""
+    specs = config.position_specs
+    if any(spec.acts_at("rotate") for spec in specs):
+        return "replaced by the scheme"
+    all_specs, _ = assign_layers(specs, architecture.shape(config).num_layers, architecture.stock_scheme)
+    return "removed" if all_specs == specs else "removed in some layers"
 
 
 def _measurements(directory: Path) -> str:

@@ -1,6 +1,6 @@
 """Figures of what `hf_posenc.analysis` measures: each function draws the results of the analysis of the same name.
 
-Needs matplotlib: pip install hf_posenc[plots]
+Needs matplotlib, which the extra `plots` installs.
 """
 
 from .analysis import (

@@ -16,18 +16,20 @@ MAX_RELATIVE_RANGE = 2.0
 """Upper end of the axis of feature ranges: learned tables have a few extreme features."""
 
 
-def position_embeddings(embeddings: analysis.PositionEmbeddings) -> Figure:
-    """Draw position embeddings as a heat map of positions by features.
+def position_embeddings(*results: analysis.PositionEmbeddings) -> Figure:
+    """Draw position embeddings as heat maps of positions by features, side by side.
 
     Args:
-        embeddings: The result of `analysis.position_embeddings`.
+        *results: Results of `analysis.position_embeddings`.
 
     Returns:
         The figure; see `save_figure`.
     """
-    figure, (axes,) = style.subplots(1, 1, 7.0, 3.6)
-    style.draw_diverging(axes, embeddings.table.numpy(), "value")
-    axes.set(title=f"{embeddings.name}: position embeddings", xlabel="feature", ylabel="position")
+    style.check_not_empty(results)
+    figure, panels = style.subplots(1, len(results), 7.0 if len(results) == 1 else 4.6 * len(results), 3.6)
+    for axes, embeddings in zip(panels, results, strict=True):
+        style.draw_diverging(axes, embeddings.table.numpy(), "value")
+        axes.set(title=f"{embeddings.name}: position embeddings", xlabel="feature", ylabel="position")
     return figure
 
 
@@ -169,23 +171,29 @@ def attention_by_distance(
     return figure
 
 
-def bias_by_distance(bias: analysis.BiasByDistance) -> Figure:
-    """Draw the bias on the attention scores by distance, one line per head.
+def bias_by_distance(*results: analysis.BiasByDistance) -> Figure:
+    """Draw the bias on the attention scores by distance, one line per head, schemes side by side.
+
+    Every panel has its own scale. The legend names the heads of the one with most of them.
 
     Args:
-        bias: The result of `analysis.bias_by_distance`.
+        *results: Results of `analysis.bias_by_distance`.
 
     Returns:
         The figure; see `save_figure`.
     """
-    columns = -(-len(bias.values) // 16)
-    figure, (axes,) = style.subplots(1, 1, 7.0 + columns, 3.8)
-    for head, values in enumerate(bias.values.tolist()):
-        axes.plot(bias.distances.tolist(), values, label=f"head {head}", linewidth=1.3, **style.line_style(head))
-    axes.axhline(0, color="0.6", linewidth=0.8)
-    origin = "" if bias.query is None else f" from position {bias.query}"
-    axes.set(title=f"{bias.name}: bias by distance{origin}", xlabel="distance (key - query)", ylabel="bias")
-    style.legend_outside(figure, axes, columns)
+    style.check_not_empty(results)
+    most_heads = max(range(len(results)), key=lambda index: len(results[index].values))
+    columns = -(-len(results[most_heads].values) // 16)
+    width = 7.0 if len(results) == 1 else 4.6 * len(results)
+    figure, panels = style.subplots(1, len(results), width + columns, 3.8)
+    for axes, bias in zip(panels, results, strict=True):
+        for head, values in enumerate(bias.values.tolist()):
+            axes.plot(bias.distances.tolist(), values, label=f"head {head}", linewidth=1.3, **style.line_style(head))
+        axes.axhline(0, color="0.6", linewidth=0.8)
+        origin = "" if bias.query is None else f" from position {bias.query}"
+        axes.set(title=f"{bias.name}: bias by distance{origin}", xlabel="distance (key - query)", ylabel="bias")
+    style.legend_outside(figure, panels[most_heads], columns)
     return figure
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from ..errors import PosEncError
+from ..errors import PosEncError, install_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PosEncError("plotting needs matplotlib: pip install hf_posenc[plots]") from error
+        raise PosEncError(f"plotting needs matplotlib: {install_command('plots')}") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

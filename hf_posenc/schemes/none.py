@@ -10,5 +10,5 @@ class NoPositions(Scheme):
     paper = "Kazemnejad et al. 2023, https://arxiv.org/abs/2305.19466"
     kind = Kind.NOTHING
     formula = "q.k / sqrt(d)"
-    cost = "none"
+    cost = "none. With `layers`, only these have no positions, and the others keep the model's own rotary encoding"
     reads_positions = False

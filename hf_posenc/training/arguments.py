@@ -125,6 +125,8 @@ class TrainRequest:
         target_length: The length that `positions` are chosen for.
         mlm_probability: Fraction of tokens that masked models have to predict.
         self_generated_rows: Rows to sample if `data` is "self".
+        max_length: The longest input that the variant's files name, where other tools cut inputs; by default the
+            longer one of the stock model's length and that of the training rows.
         revision: Branch, tag or commit of a Hub id.
 
     Raises:
@@ -154,6 +156,7 @@ class TrainRequest:
     target_length: int | None = None
     mlm_probability: float = 0.15
     self_generated_rows: int | None = None
+    max_length: int | None = None
     revision: str | None = None
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import PosEncError
+from ..errors import PosEncError, install_command
 
 SHARED_ROUNDS = 6
 UNSEEN_SHARE = 1e-6
@@ -94,6 +94,6 @@ def _assign(cost_HP: torch.Tensor) -> torch.Tensor:
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError as error:
-        raise PosEncError("Reordering heads requires SciPy: pip install hf_posenc[train]") from error
+        raise PosEncError(f"Reordering heads requires SciPy: {install_command('train')}") from error
     columns, rows = linear_sum_assignment(cost_HP.T.numpy())
     return torch.as_tensor(rows)[torch.as_tensor(columns).argsort()]

@@ -13,9 +13,22 @@ import torch
 from transformers import PreTrainedModel, TrainingArguments, set_seed
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import TrainOutput
+from transformers.utils import CONFIG_NAME
 
-from ..checkpoints import list_checkpoints, lock_output, move_files
+from ..checkpoints import (
+    COMPANION_FILES,
+    Companions,
+    check_max_length,
+    config_length,
+    find_checkpoint,
+    list_checkpoints,
+    lock_output,
+    move_files,
+    set_config_length,
+    write_max_length,
+)
 from ..errors import PosEncError
+from ..patches import base_models
 from ..text_data import translate_data_errors
 from .argument_checks import check_numbers, check_training_arguments
 from .arguments import Stage, TrainRequest, parse_train_length, rows_per_step
@@ -128,6 +141,8 @@ def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport,
     with translate_data_errors(request.data):
         state.set_dataset(dataset_fingerprint(rows))
     model = builder.build_student(rows, warm_start, report.measure)
+    if request.max_length is not None:
+        check_max_length([scheme for base in base_models(model) for scheme in base.position_scheme], request.max_length)
     _choose_parameters(model, request, builder.objective)
     weights = recipe.loss_weights
     if teacher is not None and teacher.has_new_head:  # it predicts at random: learn from the labels instead
@@ -197,12 +212,34 @@ def _save_variant(trainer: RecoveryTrainer, builder: RunBuilder) -> None:
     if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):  # shards keep the dtype they were trained in
         dtype = config.dtype or torch.float32
         trainer.model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+    max_length = _set_max_length(trainer.model, builder)
     staging = directory / STAGING_DIRECTORY
     try:
         trainer.save_model(str(staging))
+        if trainer.args.should_save:
+            _copy_companions(builder.request, staging)
+            if max_length is not None:
+                write_max_length(staging, max_length, lower=builder.request.max_length is not None)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     trainer.accelerator.wait_for_everyone()
     if trainer.args.should_save:
         move_files(staging, directory, last="config.json")
+
+
+def _set_max_length(model: PreTrainedModel, builder: RunBuilder) -> int | None:
+    """Let the config name the longest input; None if it is as in the original checkpoint."""
+    request, bases = builder.request, base_models(model)
+    trained_length = max([stage.length for stage in builder.stages] + [request.target_length or 0])
+    max_length = request.max_length or trained_length
+    if not bases or (request.max_length is None and max_length <= config_length(builder.config)):
+        return None
+    set_config_length(bases[0].config, max_length, bases[0].posenc.uses_stock_table)
+    return max_length
+
+
+def _copy_companions(request: TrainRequest, directory: Path) -> None:
+    """Copy what belongs to the checkpoint and Trainer does not save, such as the modules of sentence-transformers."""
+    source = find_checkpoint(request.model, request.revision, patterns=(CONFIG_NAME, *COMPANION_FILES))
+    Companions.read(source).copy_to(directory, replace=False)

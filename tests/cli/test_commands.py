@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from hf_posenc.cli import app
 from tests.support.hostile_yaml import HOSTILE_YAML
 
-COMMANDS = ("schemes", "convert", "export", "train", "eval", "plot", "push", "inspect")
+COMMANDS = ("schemes", "convert", "export", "train", "eval", "plot", "push", "inspect", "enable", "disable")
+WITHOUT_DEFAULT = {
+    *("rotary_weights", "drift_text", "message", "config", "eval_data"),
+    *("results", "csv", "plots", "scheme", "model", "compare", "data", "out"),
+}
+"""Options that do nothing unless they are given."""
 
 
 def plain(text: str) -> str:
@@ -29,9 +36,33 @@ def test_help_has_an_example_and_programs_get_json(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert done.exit_code == 0
     assert re.search(rf"Example: .*(hf-posenc|hf_posenc) {command}\b", plain(done.output)), done.output
-    assert "--json" in plain(done.output)
+    assert "--json" in plain(done.output) or command in ("enable", "disable")
     wrong = CliRunner().invoke(app, [command, "--no-such-option"])
     assert wrong.exit_code == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_defaults_and_required_options(command: str) -> None:
+    done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"})
+    lines = [line for line in plain(done.output).splitlines() if re.search(r"^│[ *]+--\w", line)]
+    parameters = [item for item in typer.main.get_command(app).commands[command].params if item.name != "help"]
+    options = {item.opts[0]: item for item in parameters if item.param_type_name == "option"}
+    for name, option in options.items():
+        line = next(line for line in lines if re.search(rf"{name}\s", line))
+        is_flag = option.is_flag and not option.secondary_opts
+        expected = "[required]" if option.required else "[default: "
+        assert is_flag or option.name in WITHOUT_DEFAULT or expected in line, line
+
+
+def test_shown_defaults_of_train_are_those_of_a_request() -> None:
+    from hf_posenc.training import TrainRequest
+
+    fields = {field.name: field.default for field in dataclasses.fields(TrainRequest)}
+    shown = {item.name: item.show_default for item in typer.main.get_command(app).commands["train"].params}
+    checked = [name for name in fields if isinstance(fields[name], (str, int, float)) and isinstance(shown[name], str)]
+    assert len(checked) >= 6
+    for name in checked:
+        assert shown[name] == str(fields[name])
 
 
 def test_the_module_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

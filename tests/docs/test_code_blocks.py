@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_posenc.errors import install_command
 from tests.support import hub_client, page_runner
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
@@ -130,7 +131,7 @@ def test_a_block_of_unknown_kind_is_detected(page: str, message: str) -> None:
         parse_blocks(page)
 
 
-@pytest.mark.parametrize("command", ["pip install hf_posenc[everything]", "make coffee"])
+@pytest.mark.parametrize("command", ["pip install hf_posenc", install_command("everything"), "make coffee"])
 def test_an_unknown_extra_or_target_is_detected(command: str) -> None:
     with pytest.raises(AssertionError):
         page_runner.run_command(parse_commands(parse_blocks(f"```\n{command}\n```\n")[0])[0], shell=False)

@@ -34,7 +34,7 @@ metric_list:
 @pytest.mark.slow
 def test_lm_eval_runs_a_saved_variant(tmp_path: Path) -> None:
     """Needs only `trust_remote_code=True`. The 60 tokens are more than the stock model accepts."""
-    pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install hf_posenc[harness]")
+    pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: it is in the extra harness")
     tasks, ids = tmp_path / "tasks", random_ids(600).view(10, 60)
     variant = save_checkpoint(tmp_path / "variant", "gpt2", "alibi", add_special_tokens=False)
     tasks.mkdir()

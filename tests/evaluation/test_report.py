@@ -90,3 +90,29 @@ def test_a_length_curve_needs_a_model_and_a_directory(tmp_path: Path) -> None:
         report.save_length_curve(tmp_path / "missing", "a")
     path = report.save_length_curve(tmp_path, "a")
     assert json.loads(path.read_text()) == [{"length": 8, "perplexity": 2.0}]
+
+
+@pytest.mark.parametrize("name_length", [4, 22])
+def test_tables_of_six_models_fit_a_terminal(name_length: int) -> None:
+    names = tuple(f"model-{index}".ljust(name_length, "x") for index in range(6))
+    estimate, lengths = Estimate(123.4, (120.1, 127.9)), (512, 1024, 2048, 4096)
+    shared = {"perplexity": estimate, "text_hash": "same", "segment_tokens": (5, 5), "segment_losses": (9.0, 8.0)}
+    results = tuple(PerplexityResult(name, length, **shared) for name in names for length in lengths)
+    cells = tuple(DepthResult(depth / 8, 4, estimate, estimate, 3.0, -1.0) for depth in range(9))
+    passkeys = tuple(PasskeyResult(name, length, depths=cells) for name in names for length in lengths)
+    text = str(EvaluationReport(names, 1024, 0.95, perplexity=results, passkey=passkeys))
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.count("123.4 (120.1 to 127.9)") == len(results)
+    assert f"Perplexity divided by that of {names[0]}" in text
+    assert text.count("1 (1 to 1)") == 5 * len(lengths)
+    for depth in range(9):
+        assert f"depth {depth / 8:.0%}" in text
+
+
+def test_a_narrow_table_stays_in_one_piece() -> None:
+    estimate = Estimate(2.0)
+    shared = {"perplexity": estimate, "text_hash": "same", "segment_tokens": (5,), "segment_losses": (9.0,)}
+    results = tuple(PerplexityResult(name, 8, **shared) for name in ("a", "b"))
+    lines = str(EvaluationReport(("a", "b"), 8, 0.95, perplexity=results)).splitlines()
+    assert [cell.strip() for cell in lines[2].split("|")[1:-1]] == ["length", "a", "b", "b / a"]
+    assert len([line for line in lines if line.startswith("|")]) == 3

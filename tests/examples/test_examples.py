@@ -246,7 +246,7 @@ def test_peft_lora(source: Path, tmp_path: Path) -> None:
 
 def test_sft(source: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec("trl") is None:
-        pytest.skip("TRL is not installed: pip install 'hf_posenc[examples]'")
+        pytest.skip("TRL is not installed: it is in the extra examples")
     options = {"model": source / "stock", "scheme": "rope", "data": source / "pairs.jsonl", "output_dir": tmp_path}
     options |= {"steps": 8, "length": 32, "learning_rate": 3e-3}
     printed = run_here("sft.py", options)

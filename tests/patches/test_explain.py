@@ -67,6 +67,19 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "a stock model: hf_posenc does nothing in it\n"
 
 
+def test_equal_layers_are_listed_once() -> None:
+    scheme = [{"type": "alibi", "layers": "::2"}, {"type": "rope", "layers": "::2"}]
+    text = str(hf_posenc.explain(tiny.model("llama", scheme)))
+    assert [line for line in text.splitlines() if line.startswith("layer")] == [
+        "layers 0, 2: rope: rotate, alibi: score",
+        "layer 1: no scheme",
+    ]
+    every_fourth = tiny.model("llama", {"type": "none", "layers": "3::4"}, num_hidden_layers=9)
+    lines = str(hf_posenc.explain(every_fourth)).splitlines()
+    assert lines[0] == "layers 0 to 2, 4 to 6, 8: rope: stock rotation"
+    assert lines[-2:] == ["layers 3, 7: no scheme", "  paths as in layers 0 to 2, 4 to 6, 8"]
+
+
 @pytest.mark.slow
 def test_refusals_are_those_of_the_engine() -> None:
     for choice in hf_posenc.explain(tiny.model("gpt2", "shaw")).layers[0].choices:

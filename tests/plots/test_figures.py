@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
 from hf_posenc import PosEncError, analysis, plots
+from hf_posenc.errors import install_command
 from tests.support.tiny_models import model, tokens
 
 OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
@@ -126,6 +128,22 @@ def test_separability() -> None:
     assert plots.separability(without_angles).axes
 
 
+def test_schemes_side_by_side() -> None:
+    sizes = {"alibi": 4, "sandwich": 8}
+    biases = [
+        analysis.bias_by_distance(analysis.build_model(name, hidden_size=32, num_heads=heads), 20)
+        for name, heads in sizes.items()
+    ]
+    figure = plots.bias_by_distance(*biases)
+    assert [len(axes.get_lines()) - 1 for axes in figure.axes] == list(sizes.values())
+    assert len(figure.legends[0].get_texts()) == 8
+    for axes, bias in zip(figure.axes, biases, strict=True):
+        assert axes.get_lines()[0].get_ydata().tolist() == bias.values[0].tolist()
+        assert axes.get_title().startswith(bias.name)
+    tables = [analysis.position_embeddings(analysis.build_model(name), 12) for name in ("sinusoidal", "polynomial")]
+    assert len(heatmaps(plots.position_embeddings(*tables))) == 2
+
+
 def test_token_clusters() -> None:
     clusters = analysis.token_clusters(analysis.build_model("sinusoidal"), 20, length=16)
     figure = plots.token_clusters(clusters)
@@ -204,5 +222,5 @@ def test_plots_import_neither_torch_nor_pyplot() -> None:
 
 def test_missing_matplotlib_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PosEncError, match=r"pip install hf_posenc\[plots\]"):
+    with pytest.raises(PosEncError, match=re.escape(install_command("plots"))):
         plots.rotary_decay(analysis.rotary_decay(analysis.build_model("rope"), 9))

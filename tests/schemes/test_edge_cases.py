@@ -11,7 +11,6 @@ import hf_posenc
 from hf_posenc.errors import PosEncError
 from tests.support import tiny_models as tiny
 from tests.support.cases import CASES, Case
-from tests.support.cases import CASES
 
 
 @pytest.mark.parametrize("scheme", ["tupe", {"type": "deberta", "share_projections": False}], ids=["tupe", "deberta"])

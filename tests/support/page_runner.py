@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shlex
 import subprocess
 import sys
 import traceback
@@ -17,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hf_posenc.errors import install_command
 from tests.support.code_blocks import Block, Kind, parse_blocks, parse_commands
 
 ROOT = Path(__file__).parents[2]
@@ -95,9 +97,10 @@ def check_pip(command: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert command[1] == "install", command
     for requirement in command[2:]:
-        match = re.fullmatch(r"([\w-]+)(?:\[([\w,]+)\])?", requirement)
+        match = re.fullmatch(r"([\w-]+)(?:\[([\w,]+)\])?(?: @ \S+)?", requirement)
         assert match, requirement
         assert match[1] == project["name"], requirement
+        assert shlex.join(command) == install_command(match[2]), "install lines come from hf_posenc.errors"
         extras = set(match[2].split(",")) if match[2] else set()
         assert extras <= set(project["optional-dependencies"]), requirement
 
