@@ -130,7 +130,7 @@ HEADS = [
 
 @pytest.mark.parametrize(
     ("stock_class", "scheme", "target"),
-    [pytest.param(*head, marks=[pytest.mark.slow] * (index not in (5,))) for index, head in enumerate(HEADS)],
+    [pytest.param(*head, marks=pytest.mark.slow) for head in HEADS],
 )
 def test_heads(stock_class: str, scheme: Any, target: str, tmp_path: Path) -> None:
     architecture = stock_class.split("For")[0].removesuffix("Model").lower()
@@ -183,6 +183,7 @@ def test_half_precision(name: str, tmp_path: Path) -> None:
     assert {parameter.dtype for parameter in stock.parameters()} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 def test_max_positions_of_a_table(tmp_path: Path) -> None:
     """A table for more positions than the variant was trained with, written out; the tokenizer follows."""
     variant = exports.save(tmp_path / "variant", "gpt2", "sinusoidal")
@@ -212,6 +213,7 @@ def test_generates_as_the_variant_does(tmp_path: Path) -> None:
     assert torch.equal(stock.generate(ids, **settings), variant.generate(ids, **settings))
 
 
+@pytest.mark.slow
 def test_checkpoint_of_convert_with_a_pooler_and_old_names(tmp_path: Path) -> None:
     """Published checkpoints have tensors that the model does not use; they are left out, and named."""
     model = tiny.randomise(transformers.BertForPreTraining(tiny.config("bert"))).eval()

@@ -40,7 +40,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+FAST = ("llama-alibi", "gpt2-concat", "bert-t5-buckets")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in REFUSED]
+)
 def test_schemes_without_a_stock_equal(name: str, tmp_path: Path) -> None:
     architecture, scheme, match = REFUSED[name]
     exports.save(tmp_path / "variant", architecture, scheme)
@@ -55,6 +60,7 @@ def test_stock_checkpoint(tmp_path: Path) -> None:
         hf_posenc.export_checkpoint(save_stock(tmp_path / "source"), tmp_path / "stock")
 
 
+@pytest.mark.slow
 def test_settings_that_the_target_does_not_have(tmp_path: Path) -> None:
     tiny.model("gpt2", "rope", torch.float32, scale_attn_by_inverse_layer_idx=True).save_pretrained(
         tmp_path / "variant"
@@ -73,6 +79,7 @@ def test_quantized_variants_and_adapters(tmp_path: Path) -> None:
         hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "stock")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "scheme", "match"),
     [
@@ -98,6 +105,7 @@ def test_a_wrong_export_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "stock", verify=False).verification is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [-1, 0], ids=["last row", "first row"])
 def test_a_wrong_table_is_noticed(row: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long table is compared at its end too, which the compared texts do not reach."""
@@ -125,6 +133,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name"), STEPS, ids=[name for _, name in STEPS])
 def test_failure_at_any_step_leaves_nothing_behind(
     owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

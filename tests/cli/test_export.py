@@ -62,6 +62,7 @@ def test_tokenizer_template_and_generation_config_travel(
     assert (generation.max_new_tokens, generation.do_sample, generation.top_k) == (7, True, 3)
 
 
+@pytest.mark.slow
 def test_tokenizers_are_not_chosen_by_model_type(tmp_path: Path) -> None:
     """Without a class in tokenizer_config.json, transformers would take RoFormer's."""
     exports.save(tmp_path / "variant", "bert", "rope")
@@ -74,6 +75,7 @@ def test_tokenizers_are_not_chosen_by_model_type(tmp_path: Path) -> None:
     assert "RoFormer" not in type(tokenizer).__name__
 
 
+@pytest.mark.slow
 def test_refusals_exit_with_2(tmp_path: Path) -> None:
     exports.save(tmp_path / "variant", "llama", "alibi")
     result = run("export", tmp_path / "variant", "--out", tmp_path / "stock")
@@ -109,6 +111,7 @@ def test_convert_to_stock(tmp_path: Path) -> None:
         torch.testing.assert_close(stock(ids).logits, expected(ids).logits, **EQUAL)
 
 
+@pytest.mark.slow
 def test_a_conversion_without_a_stock_form_leaves_nothing_behind(tmp_path: Path) -> None:
     source = save_stock(tmp_path / "source", "llama")
     result = run("convert", source, "--scheme", "alibi", "--out", tmp_path / "a" / "stock", "--stock")

@@ -55,7 +55,7 @@ CASES = {
     "llama-some-interleaved": ExportCase(
         "llama", rope(layers=[1], layout="interleaved", theta=500.0), "smollm3", rope(layers=[1], theta=500.0)
     ),
-    "gpt2-extended": ExportCase("gpt2", EXTENDED, "gpt2", {**EXTENDED, "extend": "tile"}, slow=False),
+    "gpt2-extended": ExportCase("gpt2", EXTENDED, "gpt2", {**EXTENDED, "extend": "tile"}),
     "gpt2-sum": ExportCase("gpt2", ["learned", {"type": "window", "window_size": 5}], "gpt2", "learned"),
     "gpt2-none": ExportCase("gpt2", "none", "gpt2", "sinusoidal"),
     "gpt2-rope": ExportCase("gpt2", "rope", "gpt_neox", rope(theta=9000.0)),
