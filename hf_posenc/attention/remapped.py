@@ -86,19 +86,23 @@ def split_parts(call: AttentionCall) -> tuple[list[Part], torch.Tensor]:
 
 
 def _mask_of(call: AttentionCall, queries: slice) -> torch.Tensor | None:
-    """(B or 1, H or 1, M, K): the mask of some queries, boolean or additive; None if all keys are visible."""
+    """(B or 1, H or 1, M, K): the mask of some queries, boolean or additive; None if there is none."""
     mask, num_keys = call.tensor_mask, call.key.shape[2]
     if mask is not None:
         return mask[..., queries if mask.shape[-2] > 1 else slice(None), :num_keys]
-    if not call.causal:
-        return None
-    slots = torch.arange(num_keys, device=call.query.device)
-    return (slots <= slots[queries, None])[None, None]
+    return None
 
 
-def _restrict(mask: torch.Tensor | None, inside: torch.Tensor, columns: slice) -> torch.Tensor:
+def _restrict(
+    call: AttentionCall, mask: torch.Tensor | None, inside: torch.Tensor, queries: slice, columns: slice
+) -> torch.Tensor:
     """True where a key is in a part and visible."""
-    return inside if mask is None else inside & visible_keys(mask[..., columns])
+    if mask is not None:
+        return inside & visible_keys(mask[..., columns])
+    if not call.causal:
+        return inside
+    keys, rows = (torch.arange(span.start, span.stop, device=inside.device) for span in (columns, queries))
+    return inside & (keys <= rows[:, None])
 
 
 def _weights(
@@ -120,7 +124,7 @@ def _weights(
             products = softcap * torch.tanh(products / softcap)
         if mask is not None and mask.dtype != torch.bool:
             products = (products + mask[..., columns].to(wide)).clamp(min=lowest)
-        visible = _restrict(mask, part.holds(keys_BK[:, columns], queries), columns)
+        visible = _restrict(call, mask, part.holds(keys_BK[:, columns], queries), queries, columns)
         logits[..., columns] = torch.where(visible, products, logits[..., columns])
     sinks_H: torch.Tensor | None = call.stock_kwargs.get("s_aux")
     if sinks_H is None:
@@ -178,7 +182,7 @@ def remapped_attention_merged(call: AttentionCall) -> AttentionOutput:
             for columns, masked in _kernel_columns(call, part, keys_BK, queries):
                 bias = None
                 if masked:
-                    visible = _restrict(mask, part.holds(keys_BK[:, columns], queries), columns)
+                    visible = _restrict(call, mask, part.holds(keys_BK[:, columns], queries), queries, columns)
                     additive = mask is not None and mask.dtype != torch.bool
                     bias = mask[..., columns].to(value.dtype) if additive and mask is not None else value.new_zeros(())
                     bias = torch.where(visible, bias, lowest)
@@ -205,10 +209,10 @@ def _kernel_columns(call: AttentionCall, part: Part, keys_BK: torch.Tensor, quer
 def _merge(
     output: torch.Tensor, lse_BHM: torch.Tensor, new_output: torch.Tensor, new_lse_BHM: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The attention over the keys of both, whose weights sum to exp(lse) each before they are normalized."""
+    """The attention over the keys of both, in place; its weights sum to exp(lse) before they are normalized."""
     total_BHM = torch.logaddexp(lse_BHM, new_lse_BHM)
     old_weight, new_weight = ((lse - total_BHM).exp().unsqueeze(-1) for lse in (lse_BHM, new_lse_BHM))
-    return (output * old_weight + new_output * new_weight).to(output.dtype), total_BHM
+    return output.mul_(old_weight).add_(new_output.mul_(new_weight)), total_BHM
 
 
 def _query_chunks(call: AttentionCall, size: int) -> list[slice]:
