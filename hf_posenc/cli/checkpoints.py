@@ -76,7 +76,7 @@ def export(
     source: Annotated[str, Argument(help="The directory or Hub id of a variant.")],
     out: Annotated[Path, Option(help="The output directory.")],
     max_positions: Annotated[
-        int | None, Option(min=1, help="Positions of the stock model; default: as many as the variant was made for.")
+        int | None, Option(min=1, help="Positions of the stock model.", show_default="those of the variant")
     ] = None,
     text: Annotated[
         Path | None, Option(help="A text file on which to compare both models, in addition to random tokens.")
@@ -85,7 +85,7 @@ def export(
         bool, Option("--verify/--no-verify", help="Load both models in float32 and compare their outputs.")
     ] = True,
     force: Annotated[bool, Option("--force", help="Replace the output directory if it is not empty.")] = False,
-    revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.", show_default="main")] = None,
     as_json: Json = False,
 ) -> None:
     """Write a variant as a stock checkpoint that computes the same and loads without this package.

@@ -17,7 +17,8 @@ from tests.support.hostile_yaml import HOSTILE_YAML
 
 COMMANDS = ("schemes", "convert", "export", "train", "eval", "plot", "push", "inspect", "enable", "disable")
 WITHOUT_DEFAULT = {
-    *("rotary_weights", "drift_text", "message", "config", "eval_data"),
+    *("rotary_weights", "warm_start", "drift_text", "message", "config", "eval_data"),
+    *("positions", "target_length", "text"),
     *("results", "csv", "plots", "scheme", "model", "compare", "data", "out"),
 }
 """Options that do nothing unless they are given."""
