@@ -34,8 +34,9 @@ def test_on_an_index_the_name_is_enough(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_file_installs_the_bare_name() -> None:
-    paths = [path for pattern in CHECKED for path in ROOT.rglob(pattern) if ".venv" not in str(path)]
-    paths = [path for path in paths if "tests" not in path.relative_to(ROOT).parts and "site" not in path.parts]
+    top_level = [path for path in ROOT.iterdir() if path.name[0] != "." and path.name not in ("tests", "site", "demo")]
+    paths = [path for path in top_level if any(path.match(pattern) for pattern in CHECKED)]
+    paths += [path for directory in top_level for pattern in CHECKED for path in directory.rglob(pattern)]
     lines = [line for path in paths for line in INSTALLS.findall(path.read_text(encoding="utf-8"))]
     assert len(lines) > 8
     for line in lines:

@@ -161,6 +161,7 @@ def test_seed_determines_random_initial_values(tmp_path: Path) -> None:
     assert hashes["a"] == hashes["b"] != hashes["c"]
 
 
+@pytest.mark.slow
 def test_command(tmp_path: Path) -> None:
     source = save_stock(tmp_path / "source")
     done = run_command(

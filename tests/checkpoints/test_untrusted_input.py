@@ -63,7 +63,7 @@ def test_limit_notices_memory_that_was_freed() -> None:
 
 def _numeric_options(name: str) -> list[str]:
     options = hf_posenc.list_schemes()[name].options
-    return [key for key, info in options.items() if "number" in info.type and key != "layers"]
+    return [key for key, info in options.items() if "number" in info.type and key not in ("layers", "except_layers")]
 
 
 NUMERIC_OPTIONS = [(name, key) for name in SCHEMES for key in _numeric_options(name)]

@@ -57,6 +57,7 @@ def test_copies_of_own_classes(name: str, built_with_scheme: bool, copied: Any) 
         assert type(twin) is MODELS[name][0]
 
 
+@pytest.mark.slow
 def test_own_classes_in_another_process(tmp_path: Path) -> None:
     model, ids = build("gpt2", True), tiny.tokens()
     path = tmp_path / "model.pkl"

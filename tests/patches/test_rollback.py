@@ -88,7 +88,7 @@ def test_failures_inside_functions_change_nothing(monkeypatch: pytest.MonkeyPatc
 
     model = MODELS["gpt2"]()
     before = snapshot(model)
-    for step in ("plan_schemes", "replace_configs", "set_checkpoint_name", "init_live_weights", "attach", "swap_class"):
+    for step in ("plan_schemes", "replace_configs", "keep_source_name", "init_live_weights", "attach", "swap_class"):
         with monkeypatch.context() as patch:
             stock = getattr(live_models, step)
 
