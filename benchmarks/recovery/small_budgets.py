@@ -134,10 +134,10 @@ def _values(results: Results, name: str | None, stage: str) -> list[float]:
 
 
 def _cell(values: list[float]) -> str:
-    """The mean, and the range if there are several seeds."""
+    """The mean, and the range if seeds differ."""
     if not values:
         return ""
-    spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
+    spread = f" ({min(values):.3f} to {max(values):.3f})" if min(values) < max(values) else ""
     return f"{statistics.fmean(values):.3f}{spread}"
 
 

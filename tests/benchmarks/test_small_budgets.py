@@ -14,7 +14,7 @@ def test_the_page_shows_the_best_rate_and_what_is_missing() -> None:
         "alibi: without attention fit": {"trained": 1.5},
     }
     page = render_page(results)
-    assert "| t5 | 9.000 (9.000 to 9.000) | 2.000 | 1.000 | 0.300 (0.250 to 0.350) |  | 3.000 |" in page
+    assert "| t5 | 9.000 | 2.000 | 1.000 | 0.300 (0.250 to 0.350) |  | 3.000 |" in page
     assert '| `{"type": "t5", "shared": false}` |  |  |  |  |  |  |' in page
     assert "| nothing | 0.250 |  |" in page
     assert "| attention fit |  | 1.500 |" in page
