@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from ..spec import PositionScheme
-from .convert import WarmStart, convert_checkpoint
+from .convert import convert_checkpoint
 from .export import Export, export_checkpoint
 from .files import resolve_output_dir, scratch_directory
-from .rotary_weights import RotaryChange
 from .source import find_checkpoint
 
 
@@ -19,14 +19,10 @@ def convert_to_stock(
     output_dir: str | Path,
     *,
     force: bool = False,
-    seed: int = 0,
-    rotary_weights: RotaryChange | None = None,
-    warm_start: WarmStart | None = None,
-    drift_text: str | Path | None = None,
-    max_length: int | None = None,
     max_positions: int | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
+    **conversion_options: Any,
 ) -> Export:
     """Convert a checkpoint and write the result as a stock checkpoint, for schemes that have one.
 
@@ -35,14 +31,10 @@ def convert_to_stock(
         position_scheme: The new scheme.
         output_dir: The directory to write.
         force: Replace `output_dir` if it is not empty.
-        seed: For schemes with random initial values.
-        rotary_weights: As in `convert_checkpoint`.
-        warm_start: As in `convert_checkpoint`.
-        drift_text: A text file on which to compare the outputs of source and result.
-        max_length: As in `convert_checkpoint`.
         max_positions: As in `export_checkpoint`.
         revision: Branch, tag or commit of a Hub id.
         token: A Hub token; by default the stored one.
+        **conversion_options: More arguments of `convert_checkpoint`, such as `seed` or `drift_text`.
 
     Returns:
         What was written.
@@ -58,17 +50,7 @@ def convert_to_stock(
     target = resolve_output_dir(output_dir, checkpoint, force)
     with scratch_directory(target) as temporary:
         variant = temporary / "variant"
-        conversion = convert_checkpoint(
-            source,
-            position_scheme,
-            variant,
-            seed=seed,
-            rotary_weights=rotary_weights,
-            warm_start=warm_start,
-            drift_text=drift_text,
-            max_length=max_length,
-            revision=revision,
-            token=token,
-        )
+        conversion_options |= {"revision": revision, "token": token}
+        conversion = convert_checkpoint(source, position_scheme, variant, **conversion_options)
         export = export_checkpoint(variant, output_dir, max_positions=max_positions, force=force)
     return dataclasses.replace(export, drift=conversion.drift)

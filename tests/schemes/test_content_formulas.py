@@ -8,15 +8,13 @@ parameters.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -226,18 +224,6 @@ NO_EFFECT, STOCK_TABLES = ("cls_row",), ("wpe.weight", "position_embeddings.weig
 """A parameter that is the same for all keys of a query, which softmax ignores; weights only the stock model has."""
 
 
-@contextlib.contextmanager
-def stock_with_attention(architecture: str, attention: Callable[..., Any]) -> Iterator[Any]:
-    """The stock model with its positions zeroed and a custom attention function."""
-    ALL_ATTENTION_FUNCTIONS.register("by formula", attention)
-    model = oracles.stock_without_positions(architecture)
-    model.config._attn_implementation = "by formula"
-    try:
-        yield model
-    finally:
-        ALL_ATTENTION_FUNCTIONS._global_mapping.pop("by formula")
-
-
 def leaves(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone().requires_grad_() for name, value in module.named_parameters()}
 
@@ -283,7 +269,7 @@ def test_equals_the_formula_pair_by_pair(architecture: str, case: str) -> None:
     padding = torch.ones_like(ids)
     padding[1, -PADDED:] = 0
     visible = padding[:, None, None, :].bool().expand(-1, 1, LENGTH, -1)
-    with stock_with_attention(architecture, attention) as stock:
+    with oracles.stock_with_attention(architecture, attention) as stock:
         expected = stock(ids, attention_mask=tiny.additive_mask(visible.tril() if causal else visible)).logits
         expected_gradients = oracles.gradients(stock, expected)
     assert seen_layers == list(range(tiny.LAYERS))

@@ -10,49 +10,17 @@ from typing import Any
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_posenc
 from hf_posenc.attention import function, remapped
 from hf_posenc.attention.dispatch import AttentionPath
-from hf_posenc.errors import PosEncError
-from hf_posenc.spec import parse_position_scheme
 from tests.support import families, oracles
 from tests.support import tiny_models as tiny
+from tests.support.extension import DCA, METHODS, REROPE, SELF_EXTEND, near_length, remapped_distance, rope
 from tests.support.tensor_sizes import LargestTensor
 
-SELF_EXTEND = {"method": "self_extend", "window": 7, "group": 3}
-REROPE = {"method": "rerope", "window": 6}
-LEAKY = {"method": "leaky_rerope", "window": 5, "k": 2.5}
-DCA = {"method": "dca", "chunk_size": 8, "local_window": 3}
-METHODS = [SELF_EXTEND, REROPE, LEAKY, DCA]
 LENGTH = 30
 each_method = pytest.mark.parametrize("extend", METHODS, ids=lambda extend: extend["method"])
-
-
-def rope(extend: dict[str, Any], **options: Any) -> dict[str, Any]:
-    return {"type": "rope", "extend": extend, **options}
-
-
-def near_length(extend: dict[str, Any]) -> int:
-    return extend.get("window") or extend["chunk_size"]
-
-
-def remapped_distance(extend: dict[str, Any], i: int, j: int) -> float:
-    """The distance of query i and key j by the formulas of the papers."""
-    if extend["method"] == "dca":
-        size, window = extend["chunk_size"], extend["local_window"]
-        query, key, last = i % size, j % size, size + window - 1
-        chunks_between = i // size - j // size
-        return [query, min(size + query, last), last][min(chunks_between, 2)] - key
-    window = extend["window"]
-    if i - j < window:
-        return i - j
-    if extend["method"] == "rerope":
-        return window
-    if extend["method"] == "leaky_rerope":
-        return window + (i - j - window) / extend["k"]
-    return i // extend["group"] - j // extend["group"] + window - window // extend["group"]
 
 
 @contextlib.contextmanager
@@ -72,13 +40,8 @@ def looping_model(architecture: str, extend: dict[str, Any]) -> Iterator[Any]:
             logits[:, :, i, : i + 1] = products / math.sqrt(size)
         return logits.softmax(-1).matmul(value).transpose(1, 2), None
 
-    ALL_ATTENTION_FUNCTIONS.register("loop", attention)
-    model = oracles.stock_without_positions(architecture)
-    model.config._attn_implementation = "loop"
-    try:
+    with oracles.stock_with_attention(architecture, attention) as model:
         yield model
-    finally:
-        ALL_ATTENTION_FUNCTIONS._global_mapping.pop("loop")
 
 
 @pytest.fixture
@@ -314,42 +277,6 @@ def test_save_and_load(tmp_path: Any) -> None:
     assert torch.equal(logits(model, ids), logits(tiny.model("llama"), ids))
 
 
-@pytest.mark.parametrize(
-    ("extend", "message"),
-    [
-        ({}, "extend needs a method, one of"),
-        ({"method": "longrope"}, "got 'longrope'"),
-        ({"method": "rerope", "group": 4}, r"rerope has no option 'group'; expected some of \['window'\]"),
-        ({"method": "self_extend", "window": 0}, "self_extend: window must be at least 1"),
-        ({"method": "self_extend", "group": 2.5}, "group must be a whole number"),
-        ({"method": "self_extend", "window": 10**30}, "window must be at most"),
-        ({"method": "leaky_rerope", "k": 0.5}, "k must be at least 1"),
-        ({"method": "leaky_rerope", "k": 1e308}, "k must be at most 1,000,000"),
-        ({"method": "leaky_rerope", "k": math.nan}, "k must be a finite number"),
-        ("self_extend", "extend must be a dict or None"),
-    ],
-)
-def test_bad_options_are_refused(extend: Any, message: str) -> None:
-    with pytest.raises(PosEncError, match=message):
-        parse_position_scheme({"type": "rope", "extend": extend})
-
-
-@pytest.mark.parametrize(
-    ("architecture", "scheme", "message"),
-    [
-        ("bert", rope(REROPE), "extend is defined for causal models"),
-        ("llama", rope(REROPE, scaling={"rope_type": "dynamic", "factor": 2.0}), "angles that do not change"),
-        ("llama", [rope(REROPE), "alibi"], "'alibi' cannot act"),
-        ("gpt2", [rope(REROPE), "xpos"], "'xpos' cannot act"),
-        ("gpt2", [rope(REROPE), rope(DCA)], "'rope' cannot act"),
-        ("llama", rope({"method": "dca", "chunk_size": 4, "local_window": 5}), "local_window must be at most"),
-    ],
-)
-def test_what_does_not_fit_is_refused(architecture: str, scheme: Any, message: str) -> None:
-    with pytest.raises(PosEncError, match=message):
-        tiny.model(architecture, scheme)
-
-
 def test_other_schemes_in_other_layers_and_at_the_input_are_fine() -> None:
     ids = tiny.tokens(1, LENGTH)
     scheme = ["sinusoidal", rope(REROPE, layers=[0, 2]), {"type": "alibi", "layers": [1]}]
@@ -373,55 +300,3 @@ def test_a_temperature_scales_near_and_far_keys() -> None:
         layer.attn.c_attn.bias.data[: tiny.WIDTH] *= 1.7
     torch.testing.assert_close(logits(both, ids), logits(alone, ids), rtol=0, atol=1e-9)
     assert (logits(tiny.model("gpt2", rope(REROPE)), ids) - logits(alone, ids)).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("backend", ["flex_attention", "flash_attention_2"])
-def test_backends_that_would_ignore_it_are_refused(backend: str) -> None:
-    model = tiny.model("llama", rope(REROPE))
-    with pytest.raises(PosEncError, match=r"cannot rotate far keys.*sdpa.*eager"):
-        model.set_attn_implementation(backend)
-
-
-def test_gaps_cannot_be_continued_from_a_cache() -> None:
-    model, ids, cache = tiny.model("llama", rope(REROPE)), tiny.tokens(1, 12), DynamicCache()
-    positions = torch.tensor([[0, 1, 2, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
-    logits(model, ids[:, :11], position_ids=positions[:, :11], past_key_values=cache)
-    with pytest.raises(PosEncError, match="gaps"):
-        logits(model, ids[:, 11:], position_ids=positions[:, 11:], past_key_values=cache)
-
-
-def test_several_position_axes_are_refused() -> None:
-    model = families.model("qwen3_vl_text", rope(REROPE))
-    with pytest.raises(PosEncError, match="several axes"):
-        families.output(model, tiny.tokens(1, 12), position_ids=torch.arange(12).expand(3, 1, -1))
-    assert families.output(model, tiny.tokens(1, 12)).isfinite().all()
-
-
-def test_explain_names_the_method_and_its_reach(capsys: pytest.CaptureFixture[str]) -> None:
-    for extend, reach in ((SELF_EXTEND, "up to 129 tokens"), (REROPE, "at any length"), (LEAKY, "up to 111 tokens")):
-        hf_posenc.explain(tiny.model("llama", rope(extend)))
-        text = capsys.readouterr().out
-        assert f"remap ({extend['method']}, window {extend['window']}" in text
-        assert f"no effect up to {extend['window']} tokens" in text
-        assert reach in text
-        assert "merged by their log-sum-exp" in text
-
-
-@pytest.mark.parametrize("extend", [SELF_EXTEND, LEAKY], ids=lambda extend: extend["method"])
-def test_reach_is_the_last_length_within_the_trained_one(extend: dict[str, Any]) -> None:
-    scheme = next(iter(tiny.model("llama", rope(extend)).model.position_scheme))
-    reach = scheme.extension.reach(tiny.TRAINED_LENGTH)
-    assert remapped_distance(extend, reach - 1, 0) <= tiny.TRAINED_LENGTH - 1
-    assert remapped_distance(extend, reach, 0) > tiny.TRAINED_LENGTH - 1
-
-
-def test_defaults_follow_the_trained_length() -> None:
-    expected = {
-        "self_extend": {"window": 12, "group": 8},
-        "rerope": {"window": 24},
-        "leaky_rerope": {"window": 24, "k": 16.0},
-        "dca": {"chunk_size": 36, "local_window": 12},
-    }
-    for method, options in expected.items():
-        scheme = next(iter(tiny.model("llama", rope({"method": method})).model.position_scheme))
-        assert vars(scheme.extension) == options

@@ -40,6 +40,25 @@ def stock_without_positions(architecture: str) -> Any:
     return model
 
 
+@contextlib.contextmanager
+def attention_function(model: Any, attention: Callable[..., Any]) -> Iterator[None]:
+    """Replace the attention function of a stock model, for which transformers then prepares no mask."""
+    ALL_ATTENTION_FUNCTIONS.register("reference", attention)
+    model.config._attn_implementation = "reference"
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS._global_mapping.pop("reference")
+
+
+@contextlib.contextmanager
+def stock_with_attention(architecture: str, attention: Callable[..., Any]) -> Iterator[Any]:
+    """The stock model without positions and with another attention function."""
+    model = stock_without_positions(architecture)
+    with attention_function(model, attention):
+        yield model
+
+
 def causal_mask(architecture: str, length: int) -> torch.Tensor:
     visible = torch.ones(1, 1, length, length, dtype=torch.bool)
     return tiny.additive_mask(visible if architecture == "bert" else visible.tril())
@@ -109,13 +128,8 @@ def stock_with_layers(architecture: str, layers: list[LayerOracle]) -> Iterator[
             mask = (mask + layer.bias).clamp(min=torch.finfo(torch.float64).min)
         return modeling.eager_attention_forward(module, query, key, value, mask, **kwargs)
 
-    ALL_ATTENTION_FUNCTIONS.register("oracle", attention)
-    model = stock_without_positions(architecture)
-    model.config._attn_implementation = "oracle"
-    try:
+    with stock_with_attention(architecture, attention) as model:
         yield model
-    finally:
-        ALL_ATTENTION_FUNCTIONS._global_mapping.pop("oracle")
 
 
 def llama_rotation(length: int) -> Rotation:

@@ -12,17 +12,16 @@ import dataclasses
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_posenc.patches import ARCHITECTURES
-from tests.support import families
+from tests.support import families, oracles
 from tests.support import tiny_models as tiny
 
 WINDOW, LENGTH, FIRST_DOCUMENT = 4, 14, 6
@@ -196,17 +195,6 @@ def without_rotation(model: Any) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def attention_function(model: Any, function: Callable[..., Any]) -> Iterator[None]:
-    """Replace the attention function of a stock model, which then gets no mask."""
-    ALL_ATTENTION_FUNCTIONS.register("reference", function)
-    model.config._attn_implementation = "reference"
-    try:
-        yield
-    finally:
-        ALL_ATTENTION_FUNCTIONS._global_mapping.pop("reference")
-
-
 def reference_output(
     model_type: str, name: str, variant: Any, batch: Layout, ids: torch.Tensor, in_window: bool
 ) -> torch.Tensor:
@@ -216,5 +204,5 @@ def reference_output(
     causal = ARCHITECTURES[model_type].is_causal(stock.config)
     windowed_layers = WINDOWED_LAYERS[model_type] if in_window else []
     reference = Reference(name, dict(variant.named_parameters()), batch, causal, windowed_layers)
-    with without_rotation(stock), attention_function(stock, reference.attention):
+    with without_rotation(stock), oracles.attention_function(stock, reference.attention):
         return families.output(stock, ids, **({"use_cache": False} if causal else {}))
