@@ -14,7 +14,7 @@ from transformers import conversion_mapping
 
 import hf_posenc
 from hf_posenc.errors import PosEncError
-from tests.support import families, windows
+from tests.support import families, oracles
 from tests.support import tiny_models as tiny
 from tests.support.families import TRAITS, assert_close, differ, output
 
@@ -135,7 +135,7 @@ def test_queries_that_opt_scales_itself_are_scaled_once(backend: str) -> None:
         stock = families.model("opt", num_hidden_layers=1)
         with torch.no_grad():
             stock.decoder.embed_positions.weight.zero_()
-        with windows.attention_function(stock, reference):
+        with oracles.attention_function(stock, reference):
             outputs[key_scaling] = output(stock, IDS)
     assert_close(output(model, IDS), outputs[attention.scaling])
     assert differ(output(model, IDS), outputs[1.0])
