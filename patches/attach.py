@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.attention import PositionNeeds, Window, check_backend
 from hf_posenc.errors import PosEncError
@@ -58,7 +59,7 @@ class SchemePlan:
     state: SchemeState
 
 
-def plan_schemes(architecture: Architecture, config: Any) -> SchemePlan:
+def plan_schemes(architecture: Architecture, config: PreTrainedConfig) -> SchemePlan:
     """Build the schemes that a variant's config names.
 
     Args:
@@ -143,7 +144,7 @@ def _rotates_by_stock(architecture: Architecture, scheme: Scheme) -> bool:
     return scheme.keeps_stock_rotation() or (takes_any_angles and scheme.uses_rotate_half())
 
 
-def attach(base: Any, architecture: Architecture, plan: SchemePlan) -> dict[str, nn.Module]:
+def attach(base: PreTrainedModel, architecture: Architecture, plan: SchemePlan) -> dict[str, nn.Module]:
     """Carry out a plan on a base model.
 
     Returns:
@@ -176,7 +177,7 @@ def attach(base: Any, architecture: Architecture, plan: SchemePlan) -> dict[str,
     return replaced
 
 
-def detach(base: Any, architecture: Architecture) -> None:
+def detach(base: PreTrainedModel, architecture: Architecture) -> None:
     """Undo `attach` on a model that `retrofit` changed, on whatever device and in whatever dtype it is now."""
     for module in architecture.self_attentions(base):
         module.config = module.config.stock_config  # type: ignore[union-attr]

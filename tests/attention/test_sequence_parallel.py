@@ -119,16 +119,16 @@ def test_older_deepspeed_replaces_the_function_that_rotates(monkeypatch: pytest.
 def compare_with_one_process(kind: str, directory: Path) -> None:
     dist.init_process_group("gloo")
     divided = Divided(kind)
-    own, positions = divided.own, torch.arange(LENGTH)[None]
+    slots, positions = divided.own, torch.arange(LENGTH)[None]
     models = {case.id: tiny.model("llama", case.scheme) for case in STATIC}
     ids = tiny.tokens(2, LENGTH)
     with torch.no_grad():
-        expected = {name: model(ids, use_cache=False).logits[:, own] for name, model in models.items()}
+        expected = {name: model(ids, use_cache=False).logits[:, slots] for name, model in models.items()}
         install(kind, setattr, divided)
         for name, model in models.items():
-            logits = model(ids[:, own], position_ids=positions[:, own].expand(2, -1), use_cache=False).logits
+            logits = model(ids[:, slots], position_ids=positions[:, slots].expand(2, -1), use_cache=False).logits
             torch.testing.assert_close(logits, expected[name], **tiny.tolerances("llama"), msg=name)
-        wrong = models["sinusoidal"](ids[:, own], position_ids=positions[:, : len(own)], use_cache=False).logits
+        wrong = models["sinusoidal"](ids[:, slots], position_ids=positions[:, : len(slots)], use_cache=False).logits
         assert dist.get_rank() == 0 or (wrong - expected["sinusoidal"]).abs().max() > 1e-2  # the control
     (directory / str(dist.get_rank())).touch()
 

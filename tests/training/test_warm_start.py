@@ -126,8 +126,8 @@ def test_target_weights_of_other_families(name: str) -> None:
     for target, weights in zip(targets, expected, strict=True):
         torch.testing.assert_close(target.log_weights.exp()[..., :14], weights, rtol=0, atol=1e-5)
     assert not torch.allclose(expected[0], expected[1], atol=1e-3)
-    own = hf_posenc.retrofit(copy.deepcopy(stock), variant.architecture.stock_scheme)
-    assert fit(stock, own, input_ids, steps=0).before == pytest.approx(0, abs=1e-6)
+    identity = hf_posenc.retrofit(copy.deepcopy(stock), variant.architecture.stock_scheme)
+    assert fit(stock, identity, input_ids, steps=0).before == pytest.approx(0, abs=1e-6)
     assert fit(stock, variant, input_ids, steps=0).before > 1e-2
 
 
@@ -162,8 +162,8 @@ def test_fit_recovers_a_bias_exactly() -> None:
 
 def test_own_encoding_needs_no_fit() -> None:
     """Control: a variant with its own encoding attends as the stock model does, one with another does not."""
-    for architecture, own in (("llama", "rope"), ("gpt2", "learned")):
-        stock, variant = stock_and_variant(architecture, own)
+    for architecture, stock_scheme in (("llama", "rope"), ("gpt2", "learned")):
+        stock, variant = stock_and_variant(architecture, stock_scheme)
         assert fit(stock, variant, tiny.tokens(4, 16), steps=0).before == pytest.approx(0, abs=1e-6)
         other = hf_posenc.retrofit(copy.deepcopy(stock), "none")
         assert fit(stock, other, tiny.tokens(4, 16), steps=0).before > 1e-2
