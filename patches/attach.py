@@ -20,7 +20,7 @@ from hf_posenc.spec import PositionScheme, assign_layers
 from hf_posenc.validation import ParameterBudget, check_model_sizes
 
 from .architecture import Architecture, NullEmbedding
-from .attention_modules import attention_class, cross_attention_class, layer_class
+from .attention_modules import PosEncAttention, attention_class, cross_attention_class, layer_class
 from .compat import AttentionConfig, attn_implementation, swap_class
 
 
@@ -45,6 +45,8 @@ class SchemeState:
     """By path, the stock modules that `retrofit` replaced; None if the model was built with its schemes."""
     replaced_configs: list[Any] = dataclasses.field(default_factory=list)
     """The `ReplacedConfig` of each config that `retrofit` replaced."""
+    attentions_checked: bool = False
+    """Whether `check_attentions` passed; the first forward calls it."""
     loaded_from: str = ""
     """The checkpoint that the stock model said it was loaded from."""
 
@@ -175,6 +177,21 @@ def attach(base: PreTrainedModel, architecture: Architecture, plan: SchemePlan) 
     base.position_scheme = nn.ModuleList(plan.schemes)
     base.posenc = plan.state
     return replaced
+
+
+def check_attentions(base: PreTrainedModel, architecture: Architecture) -> None:
+    """Refuse a model whose attention modules were replaced after `attach`: these would ignore the scheme.
+
+    Raises:
+        PosEncError: If a layer has an attention module without the scheme.
+    """
+    for layer, attention in enumerate(architecture.self_attentions(base)):
+        if not any(isinstance(module, PosEncAttention) for module in attention.modules()):  # itself, or in a wrapper
+            raise PosEncError(
+                f"the attention of layer {layer} is a {type(attention).__name__}, put in place after the position "
+                f"scheme, which it would ignore. Build the model without position_scheme, then call hf_posenc.retrofit"
+            )
+    base.posenc.attentions_checked = True
 
 
 def detach(base: PreTrainedModel, architecture: Architecture) -> None:

@@ -32,7 +32,7 @@ from hf_posenc.schemes import is_tracing
 from hf_posenc.spec import PositionScheme
 
 from .architecture import Architecture
-from .attach import SchemeState, attach, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
+from .attach import SchemeState, attach, check_attentions, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
 from .attention_modules import CLASS_MODULE
 from .compat import ModelHooks, attn_implementation, checkpoint_name
 from .from_pretrained import keep_source_name
@@ -153,7 +153,8 @@ class PosEncBaseModel(PosEncModel):
             The positions, and what the cache must remember of them.
 
         Raises:
-            PosEncError: If the config was changed after the model was built, or positions cannot be resolved.
+            PosEncError: If the config or an attention module was changed after the model was built, or positions
+                cannot be resolved.
         """
         config, state, tracing = self.config, self.posenc, is_tracing()
         if not tracing and config.position_scheme != state.position_scheme:
@@ -161,6 +162,8 @@ class PosEncBaseModel(PosEncModel):
                 f"config.position_scheme is {config.position_scheme!r}, but the model was built with "
                 f"{state.position_scheme!r}. Change a live model with hf_posenc.restore and hf_posenc.retrofit"
             )
+        if not tracing and not state.attentions_checked:
+            check_attentions(self, self.architecture)
         causal = self._is_causal(inputs)
         schemes, embedding = list(self.position_scheme), self.get_input_embeddings()
         if state.at_embedding and inputs.get("inputs_embeds") is None:

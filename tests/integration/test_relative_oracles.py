@@ -34,6 +34,7 @@ from tests.support.model_oracles import (
     rename_weights,
     run_with_weights,
 )
+from tests.support.sampling import combinations
 
 BOTH = ["c2p", "p2c"]
 HEADS_BY_TERMS = {1: 12, 2: 8}
@@ -148,8 +149,7 @@ def test_deberta_v2_equals_bert_with_deberta(
     assert_bert_equals_deberta(oracle, (kind, length), output, weights, 1.0, 1.0, **scheme)
 
 
-@pytest.mark.parametrize("limit", [6, 20], ids=["past-table", "within-table"])
-@pytest.mark.parametrize("terms", [BOTH, ["c2p"], ["p2c"]], ids="+".join)
+@combinations(limit=[6, 20], terms=[BOTH, ["c2p"], ["p2c"]])
 def test_deberta_v1_equals_bert_with_separate_projections(terms: list[str], limit: int) -> None:
     """Positions have separate projections here, so DeBERTa's matrices can absorb our two numbers per head.
 

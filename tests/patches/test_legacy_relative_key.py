@@ -191,6 +191,7 @@ def test_other_values_and_other_classes_are_left_alone() -> None:
     assert other.position_scheme is None
 
 
+@pytest.mark.slow
 def test_a_relative_bert_config_can_be_made_absolute() -> None:
     config = BertConfig(position_embedding_type="relative_key_query")
     assert config.position_embedding_type == "relative_key_query"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from transformers import (
 from transformers.models.auto import modeling_auto
 
 import hf_posenc
-from hf_posenc.errors import install_command
+from hf_posenc.errors import PosEncError, install_command
 from tests.support import tiny_models as tiny
 from tests.support.cases import Case, pairs
 
@@ -325,6 +326,18 @@ def test_a_users_own_subclass_gets_its_variant() -> None:
     quiet = GPT2LMHeadModel(tiny.config("gpt2", position_scheme="rope")).eval()
     quiet.load_state_dict(loud.state_dict())
     assert torch.equal(loud(ids).logits, 2 * quiet(ids).logits)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+def test_attention_replaced_after_the_scheme_is_refused(architecture: str) -> None:
+    """A subclass that builds its own attention after `super().__init__()` would silently lose the scheme."""
+    model, stock, ids = tiny.model(architecture, "alibi"), tiny.model(architecture), tiny.tokens()
+    path = {"bert": "encoder.layer.1.attention.self", "gpt2": "h.1.attn", "llama": "layers.1.self_attn"}[architecture]
+    intact = copy.deepcopy(model)
+    model.base_model.set_submodule(path, stock.base_model.get_submodule(path))
+    with pytest.raises(PosEncError, match="attention of layer 1 is a .* hf_posenc.retrofit"):
+        model(ids)
+    intact(ids)
 
 
 def test_double_heads_read_choices_as_stock_does() -> None:
