@@ -26,7 +26,9 @@ from hf_posenc.attention import (
     ProcessRank,
     Projections,
     ProjectionsDone,
+    TokenGates,
     apply_rotation,
+    cache_layer,
     keep_length_for_masks,
     self_attention_cache,
 )
@@ -46,7 +48,10 @@ CACHE_ARGUMENTS = ("past_key_values", "past_key_value", "layer_past")
 
 
 class RotatingCache:
-    """Stands in for the cache during one attention call: rotates the new keys, then updates the real cache."""
+    """Stands in for the cache during one attention call: rotates the new keys, then updates the real cache.
+
+    If a scheme has gates, they are stored with the keys.
+    """
 
     def __init__(self, cache: Cache | None, posenc: LayerSchemes) -> None:
         self._cache = cache
@@ -56,7 +61,13 @@ class RotatingCache:
         self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys = apply_rotation(keys, self._posenc.rotate, keys=True)
-        return (keys, values) if self._cache is None else self._cache.update(keys, values, *args, **kwargs)
+        if self._cache is None:
+            return keys, values
+        if self._posenc.gates is None:
+            return self._cache.update(keys, values, *args, **kwargs)
+        layer = cache_layer(self._cache, kwargs.get("layer_idx", args[0] if args else None))
+        cache = self._cache
+        return self._posenc.gates.update_cache(keys, values, layer, lambda k, v: cache.update(k, v, *args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -138,6 +149,13 @@ class PosEncAttention(PickledByStockClass, nn.Module):
         ]
         return LayerSchemes(positions, *active)
 
+    def token_gates(
+        self, layer: LayerSchemes, states_BNE: torch.Tensor, positions: Positions
+    ) -> TokenGates | None:
+        """What the tokens of a call add to running sums; None if no scheme of the layer acts at `gate`."""
+        gated = [active for active in layer.score if active.scheme.acts_at("gate")]
+        return TokenGates(self, gated, states_BNE, positions) if gated else None
+
     def _rotate_as_stock(
         self, positions: Positions, states_BHND: torch.Tensor, offsets: tuple[object, torch.Tensor] | None = None
     ) -> torch.Tensor:
@@ -170,11 +188,12 @@ class PosEncAttention(PickledByStockClass, nn.Module):
         if posenc is None:
             raise PosEncError(f"{type(self).__name__} was called without positions; call the model, not the layer")
         layer = self.layer_schemes(posenc)
+        layer = layer._replace(gates=self.token_gates(layer, kwargs["hidden_states"], posenc))
         if self.cache_argument is not None:
             cache = self_attention_cache(kwargs.get(self.cache_argument))
             if posenc.backend == "flex_attention":
                 keep_length_for_masks(cache, self.layer_idx)
-            if layer.rotate:
+            if layer.rotate or (layer.gates is not None and cache is not None):
                 kwargs[self.cache_argument] = RotatingCache(cache, layer)
         angles = kwargs.get("position_embeddings")
         if angles is not None:
