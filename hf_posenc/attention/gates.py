@@ -65,7 +65,7 @@ class TokenGates:
         features = []
         for gates_BHQ in self._new_gates(key_BGQD):
             gates_BGQN = gates_BHQ.unflatten(1, (num_key_heads, -1)).transpose(-1, -2)
-            features.extend(_split(gates_BGQN, key_BGQD.dtype))
+            features.extend(split_gates(gates_BGQN, key_BGQD.dtype))
         widened = torch.cat([key_BGQD, *features], dim=-1)
         _check_layer(layer, widened.shape[-1])
         keys, values = update(widened, value_BGQD)
@@ -113,10 +113,9 @@ class TokenGates:
         for call, _, layer_params in callable_schemes(self.schemes, local_heads):
             with torch.autocast(states_BQE.device.type, enabled=False):
                 gates_BHQ = call("gate", states_BQE, layer_params)
-            gates_BHQ = gates_BHQ if local_heads is None else local_heads.select(gates_BHQ, 1)
-            if self.positions.tokens_BQ is not None:
-                gates_BHQ = gates_BHQ * self.positions.tokens_BQ[:, None].to(gates_BHQ)
-            gates.append(gates_BHQ)
+            if self.positions.tokens_BHQ is not None:
+                gates_BHQ = gates_BHQ.masked_fill(~self.positions.tokens_BHQ.to(gates_BHQ.device), 0.0)
+            gates.append(gates_BHQ if local_heads is None else local_heads.select(gates_BHQ, 1))
         return gates
 
     def _wide_hidden_states(self) -> torch.Tensor:
@@ -138,7 +137,7 @@ class TokenGates:
         return find_local_heads(self.module, queries, key_BGKD, schemes)
 
 
-def _split(gates: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+def split_gates(gates: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
     """Tensors of a dtype that add up to the gates: one, or two if half precision would round them."""
     if torch.promote_types(dtype, torch.float32) == dtype:
         return [gates.to(dtype)]

@@ -156,7 +156,7 @@ def resolve_positions(
     context_BQE, spans, counts_BHQ, window_counts_BHQ = None, None, None, None
     if needs.key_counts:
         counts_BHQ, window_counts_BHQ = key_counts(given_mask, layout, causal, window)
-    tokens_BQ = new_tokens(given_mask, padding_BK, layout.num_cached, num_queries) if needs.tokens else None
+    tokens_BHQ = new_tokens(given_mask, padding_BK, layout.num_cached, num_queries) if needs.tokens else None
     if needs.context:
         if mask is not None and not isinstance(mask, (torch.Tensor, dict)):
             raise PosEncError('query="context" has to read the attention mask: pass a tensor, not a BlockMask')
@@ -181,7 +181,7 @@ def resolve_positions(
         keys_BK=keys_BK,
         key_counts_BHQ=counts_BHQ,
         window_key_counts_BHQ=window_counts_BHQ,
-        tokens_BQ=tokens_BQ,
+        tokens_BHQ=tokens_BHQ,
         spans=spans,
         table=table,
         rotary=rotary,

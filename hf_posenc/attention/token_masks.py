@@ -20,7 +20,7 @@ from .masks import visible_keys
 def new_tokens(
     attention_mask: Any, padding_BK: torch.Tensor | None, num_cached: int | torch.Tensor, num_queries: int
 ) -> torch.Tensor | None:
-    """(B, Q): True at new tokens that are not padding; None if all are tokens.
+    """(B, H or 1, Q): True at new tokens that are not padding; None if all are tokens.
 
     Args:
         attention_mask: The mask that the model was given: a tensor, one for each type of layer, or None.
@@ -35,7 +35,7 @@ def new_tokens(
         PosEncError: If the mask cannot be read, or hides tokens between a query and a key that it sees.
     """
     if padding_BK is not None:
-        return _columns(padding_BK, num_cached, num_queries)
+        return _columns(padding_BK[:, None], num_cached, num_queries)
     if isinstance(attention_mask, dict):  # generate() prepares one mask per type of layer
         attention_mask = attention_mask.get("full_attention", next(iter(attention_mask.values()), None))
     if attention_mask is None:
@@ -46,10 +46,10 @@ def new_tokens(
             "pass a tensor, not a BlockMask"
         )
     visible_BHQK = visible_keys(attention_mask)
-    tokens_BK = visible_BHQK.flatten(1, 2).any(1)
+    tokens_BHK = visible_BHQK.any(2)
     if not is_tracing():
-        _check_contiguous(visible_BHQK, tokens_BK, num_cached, num_queries)
-    return _columns(tokens_BK, num_cached, num_queries)
+        _check_contiguous(visible_BHQK, tokens_BHK, num_cached, num_queries)
+    return _columns(tokens_BHK, num_cached, num_queries)
 
 
 def _first_slot(num_keys: int, num_cached: int | torch.Tensor, num_queries: int) -> int | torch.Tensor:
@@ -58,15 +58,15 @@ def _first_slot(num_keys: int, num_cached: int | torch.Tensor, num_queries: int)
     return min(num_cached, last_start) if isinstance(num_cached, int) else num_cached.clamp(max=last_start)
 
 
-def _columns(values_BK: torch.Tensor, num_cached: int | torch.Tensor, num_queries: int) -> torch.Tensor:
-    first = _first_slot(values_BK.shape[-1], num_cached, num_queries)
+def _columns(values_BHK: torch.Tensor, num_cached: int | torch.Tensor, num_queries: int) -> torch.Tensor:
+    first = _first_slot(values_BHK.shape[-1], num_cached, num_queries)
     if isinstance(first, int):
-        return values_BK.narrow(-1, first, num_queries)
-    return values_BK.index_select(-1, torch.arange(num_queries, device=values_BK.device) + first)
+        return values_BHK.narrow(-1, first, num_queries)
+    return values_BHK.index_select(-1, torch.arange(num_queries, device=values_BHK.device) + first)
 
 
 def _check_contiguous(
-    visible_BHQK: torch.Tensor, tokens_BK: torch.Tensor, num_cached: int | torch.Tensor, num_queries: int
+    visible_BHQK: torch.Tensor, tokens_BHK: torch.Tensor, num_cached: int | torch.Tensor, num_queries: int
 ) -> None:
     """Refuse a mask that shows a query later tokens, or not all tokens from the first one it sees up to itself."""
     num_keys, device = visible_BHQK.shape[-1], visible_BHQK.device
@@ -74,7 +74,7 @@ def _check_contiguous(
     queries = torch.arange(num_queries, device=device)[:, None] + _first_slot(num_keys, num_cached, num_queries)
     is_later = keys > queries
     is_after_first = visible_BHQK.to(torch.uint8).cummax(-1).values.bool()
-    is_hidden_between = is_after_first & ~visible_BHQK & tokens_BK[:, None, None, :] & ~is_later
+    is_hidden_between = is_after_first & ~visible_BHQK & tokens_BHK[:, :, None, :] & ~is_later
     if bool(((visible_BHQK & is_later) | is_hidden_between).any()):
         raise PosEncError(
             "this position scheme sums over the tokens between query and key, but the attention mask shows a query "

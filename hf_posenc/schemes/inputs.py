@@ -71,8 +71,8 @@ class Positions:
     """How many keys each query sees, itself included, (B or 1, H or 1, Q), if a scheme sets `needs_key_counts`."""
     window_key_counts_BHQ: torch.Tensor | None = None
     """The same in layers with a sliding window, if the model has some."""
-    tokens_BQ: torch.Tensor | None = None
-    """Which of the new tokens are not padding, if a scheme acts at `gate`; None: all."""
+    tokens_BHQ: torch.Tensor | None = None
+    """Which of the new tokens are not padding, (B, H or 1, Q), if a scheme acts at `gate`; None: all."""
     spans: tuple[tuple[int, int], ...] | None = None
     """Start and end of each row's tokens, if the mask is padding at the ends of rows only."""
     table: nn.Module | None = None
@@ -178,7 +178,7 @@ class Positions:
         moved.prepared, moved.keys_BK = move(self.prepared), move(self.keys_BK)
         moved.key_counts_BHQ = move(self.key_counts_BHQ)
         moved.window_key_counts_BHQ = move(self.window_key_counts_BHQ)
-        moved.tokens_BQ = move(self.tokens_BQ)
+        moved.tokens_BHQ = move(self.tokens_BHQ)
         moved._windows, moved._in_window = {}, None
         return moved
 
