@@ -143,18 +143,25 @@ class PosEncAttention(PickledByStockClass, nn.Module):
             if scheme.keeps_stock_rotation():
                 rotate = functools.partial(self._rotate_as_stock, positions)
                 prepared[index] = scheme.with_stock_rotation(prepared[index], rotate)
-        active = [
+        rotate, score, content_scale, value, stock_rotation, remap = (
             [ActiveScheme(positions.schemes[i], prepared[i], layer_params.get(i)) for i in seams[seam]]
             for seam in SEAMS
-        ]
-        return LayerSchemes(positions, *active)
+        )
+        return LayerSchemes(positions, rotate, score, content_scale, value, stock_rotation, remap)
 
     def token_gates(
-        self, layer: LayerSchemes, states_BNE: torch.Tensor, positions: Positions
+        self, layer: LayerSchemes, states_BNE: torch.Tensor | None, positions: Positions
     ) -> TokenGates | None:
         """What the tokens of a call add to running sums; None if no scheme of the layer acts at `gate`."""
         gated = [active for active in layer.score if active.scheme.acts_at("gate")]
-        return TokenGates(self, gated, states_BNE, positions) if gated else None
+        if not gated:
+            return None
+        if states_BNE is None:
+            raise PosEncError(
+                f"position scheme {gated[0].scheme.name!r} reads the hidden states that enter a layer, but "
+                f"{self.stock_class.__name__} takes no hidden_states"
+            )
+        return TokenGates(self, gated, states_BNE, positions)
 
     def _rotate_as_stock(
         self, positions: Positions, states_BHND: torch.Tensor, offsets: tuple[object, torch.Tensor] | None = None
@@ -188,12 +195,14 @@ class PosEncAttention(PickledByStockClass, nn.Module):
         if posenc is None:
             raise PosEncError(f"{type(self).__name__} was called without positions; call the model, not the layer")
         layer = self.layer_schemes(posenc)
-        layer = layer._replace(gates=self.token_gates(layer, kwargs["hidden_states"], posenc))
+        gates = self.token_gates(layer, kwargs.get("hidden_states"), posenc)
+        if gates is not None:
+            layer = layer._replace(gates=gates)
         if self.cache_argument is not None:
             cache = self_attention_cache(kwargs.get(self.cache_argument))
             if posenc.backend == "flex_attention":
                 keep_length_for_masks(cache, self.layer_idx)
-            if layer.rotate or (layer.gates is not None and cache is not None):
+            if layer.rotate or (gates is not None and cache is not None):
                 kwargs[self.cache_argument] = RotatingCache(cache, layer)
         angles = kwargs.get("position_embeddings")
         if angles is not None:

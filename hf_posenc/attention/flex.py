@@ -17,7 +17,17 @@ import torch
 from torch import nn
 
 from ..errors import PosEncError
-from ..schemes import Content, DistanceBias, KeyTerm, Positions, QueryTerm, RunningSum, Separable, Term, repeat_key_heads
+from ..schemes import (
+    Content,
+    DistanceBias,
+    KeyTerm,
+    Positions,
+    QueryTerm,
+    RunningSum,
+    Separable,
+    Term,
+    repeat_key_heads,
+)
 from .dense import materialize, row_products, sum_terms
 from .dispatch import FLEX_DROPOUT_ERROR, AttentionCall, AttentionOutput
 from .masks import AttentionMask

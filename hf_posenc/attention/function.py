@@ -112,8 +112,7 @@ def scale_content(
 def value_tables(schemes: Sequence[ActiveScheme], local_heads: LocalHeads | None) -> list[DistanceTable]:
     """The vectors per distance that schemes add to the values, of all heads or those of this process."""
     tables = [
-        call("value", prepared, layer_params)
-        for call, prepared, layer_params in callable_schemes(schemes, local_heads)
+        call("value", prepared, layer_params) for call, prepared, layer_params in callable_schemes(schemes, local_heads)
     ]
     return tables if local_heads is None else [local_heads.select_table(table) for table in tables]
 

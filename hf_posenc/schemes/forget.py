@@ -40,7 +40,10 @@ class Forget(Scheme[ForgetOptions, None]):
     """
 
     name = "forget"
-    paper = "Lin et al. 2025, https://arxiv.org/abs/2503.02130 (fox); Veisi et al. 2025, https://arxiv.org/abs/2503.08067 (cable)"
+    paper = (
+        "Lin et al. 2025, https://arxiv.org/abs/2503.02130 (fox); "
+        "Veisi et al. 2025, https://arxiv.org/abs/2503.08067v1 (cable)"
+    )
     kind = Kind.CONTENT
     formula = (
         "q_i.k_j / sqrt(d) + s_h sum over l = j+1..i of log f_l, f_l = sigmoid(z_l) (fox) or sigmoid(-z_l) (cable), "

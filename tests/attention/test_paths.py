@@ -261,7 +261,11 @@ def test_gradients_of_all_term_types(causal: bool, num_key_heads: int, clip: int
 
 @pairs(
     ["bert", "gpt2", "llama"],
-    [case for case in SCORE_CASES if case.id in ("t5", "kerple", "shaw", "transformer_xl", "tupe", "deberta", "cope", "forget")],
+    [
+        case
+        for case in SCORE_CASES
+        if case.id in ("t5", "kerple", "shaw", "transformer_xl", "tupe", "deberta", "cope", "forget")
+    ],
 )
 @pytest.mark.usefixtures("small_chunks")
 def test_half_precision_gradients_equal_float32(case: Case, architecture: str) -> None:
