@@ -141,8 +141,8 @@ class PosEncAttention(PickledByStockClass, nn.Module):
         prepared = list(positions.prepared)
         for index, scheme in enumerate(positions.schemes if self.angle_size else ()):
             if scheme.keeps_stock_rotation():
-                rotate = functools.partial(self._rotate_as_stock, positions)
-                prepared[index] = scheme.with_stock_rotation(prepared[index], rotate)
+                rotate_as_stock = functools.partial(self._rotate_as_stock, positions)
+                prepared[index] = scheme.with_stock_rotation(prepared[index], rotate_as_stock)
         rotate, score, content_scale, value, stock_rotation, remap = (
             [ActiveScheme(positions.schemes[i], prepared[i], layer_params.get(i)) for i in seams[seam]]
             for seam in SEAMS

@@ -32,7 +32,7 @@ class ForgetOptions(Options):
 
 
 class Forget(Scheme[ForgetOptions, None]):
-    """Each head forgets what is behind certain tokens: the content of a token decides how much it lowers the logits.
+    """Every token lowers the logits of all keys before it, in each head by an amount that its content decides.
 
     The Forgetting Transformer and CABLE do the same with opposite signs of the gates' weights, so that `form` matters
     only for weights that were trained elsewhere. CABLE is as in the first version of its paper, with biases alone.
