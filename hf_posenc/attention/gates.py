@@ -13,6 +13,7 @@ E hidden size.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ class TokenGates:
             states_BQE = local_heads.sum_gradients(states_BQE)
         gates = []
         for call, _, layer_params in callable_schemes(self.schemes, local_heads):
-            with torch.autocast(states_BQE.device.type, enabled=False):
+            with _without_autocast(states_BQE.device.type):
                 gates_BHQ = call("gate", states_BQE, layer_params)
             if self.positions.tokens_BHQ is not None:
                 gates_BHQ = gates_BHQ.masked_fill(~self.positions.tokens_BHQ.to(gates_BHQ.device), 0.0)
@@ -135,6 +136,11 @@ class TokenGates:
             return None
         queries = key_BGKD[:, :1].expand(-1, num_heads, -1, -1)  # only the number of heads is read
         return find_local_heads(self.module, queries, key_BGKD, schemes)
+
+
+def _without_autocast(device: str) -> contextlib.AbstractContextManager[object]:
+    """Keep what is computed inside in its dtype; the meta device has no autocast."""
+    return contextlib.nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
 
 def split_gates(gates: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
