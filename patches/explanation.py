@@ -174,7 +174,8 @@ def _local_score_terms(module: PosEncAttention, layer: LayerSchemes) -> list[Any
 def _zero_gates(module: PosEncAttention, layer: LayerSchemes, parameter: torch.Tensor) -> TokenGates | None:
     """The gates of two hidden states of zeros."""
     width = layer.positions.schemes[0].shape.hidden_size
-    return module.token_gates(layer, parameter.new_zeros(1, 2, width), layer.positions)
+    states_BNE = torch.zeros(1, 2, width, device=parameter.device, dtype=parameter.dtype)  # whole on each process
+    return module.token_gates(layer, states_BNE, layer.positions)
 
 
 def _format_layers(indices: list[int]) -> str:

@@ -35,9 +35,9 @@ class Forget(Scheme[ForgetOptions, None]):
     """Every token lowers the logits of all keys before it, in each head by an amount that its content decides.
 
     The Forgetting Transformer and CABLE do the same with opposite signs of the gates' weights, so that `form` matters
-    only for weights that were trained elsewhere. CABLE is as in the first version of its paper, with biases alone. Other
-    parts of the Forgetting Transformer (output gates, norms, shifted keys) are not position schemes, and not included.
-    Padding, other documents of a packed row and `position_ids` do not change the sums.
+    only for weights that were trained elsewhere. CABLE is as in the first version of its paper, with biases alone.
+    Other parts of the Forgetting Transformer (output gates, norms, shifted keys) are not position schemes, and not
+    included. Padding, other documents of a packed row and `position_ids` do not change the sums.
     """
 
     name = "forget"
