@@ -21,6 +21,7 @@ from hf_posenc.schemes.terms import DistanceBias, DistanceTable, KeyTerm, QueryT
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES, CASES, Case, pairs
+from tests.support.sampling import combinations
 from tests.support.tensor_sizes import LargestTensor, storage_size
 
 SCORE_CASES = [case for case in CASES if case.scores]
@@ -180,8 +181,7 @@ def test_band_products_equal_a_loop() -> None:
             assert (products_by_distance(query, rows.flip(1), num_keys) - query_products).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("num_key_heads", [4, 2, 1])
+@combinations(causal=[True, False], num_key_heads=[4, 2, 1])
 @pytest.mark.usefixtures("small_chunks")
 def test_gradient_of_a_strided_bias(causal: bool, num_key_heads: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -333,20 +333,11 @@ def test_dropout_rate_and_scale() -> None:
     assert len(rows.unique(dim=0)) == len(rows)
 
 
-@pytest.mark.parametrize("inputs", [{}, {"position_ids": POSITIONS_WITH_GAPS}], ids=["uniform", "gaps"])
-@pytest.mark.parametrize(
-    ("architecture", "scheme"),
-    [
-        pytest.param(architecture, scheme, marks=[] if fast else [pytest.mark.slow])
-        for architecture, schemes in (("bert", ("t5",)), ("gpt2", ("deberta",)), ("llama", ("shaw",)))
-        for scheme in ("alibi", "t5", "deberta", "shaw")
-        for fast in [scheme in schemes]
-    ],
-)
-def test_dropout_under_gradient_checkpointing(architecture: str, scheme: str, inputs: Any) -> None:
+@combinations(gaps=[False, True], architecture=["bert", "gpt2", "llama"], scheme=["alibi", "t5", "deberta", "shaw"])
+def test_dropout_under_gradient_checkpointing(gaps: bool, architecture: str, scheme: str) -> None:
     """Checkpointing runs the forward pass twice; the reentrant kind without gradients first."""
     option = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "llama": "attention_dropout"}[architecture]
-    gradients = []
+    gradients, inputs = [], {"position_ids": POSITIONS_WITH_GAPS} if gaps else {}
     for use_reentrant, seed in ((None, 0), (False, 0), (True, 0), (True, 1)):
         model = tiny.model(architecture, scheme, **{option: 0.4}).train()
         if use_reentrant is not None:
