@@ -26,7 +26,9 @@ from hf_posenc.attention import (
     ProcessRank,
     Projections,
     ProjectionsDone,
+    TokenGates,
     apply_rotation,
+    cache_layer,
     keep_length_for_masks,
     self_attention_cache,
 )
@@ -46,7 +48,10 @@ CACHE_ARGUMENTS = ("past_key_values", "past_key_value", "layer_past")
 
 
 class RotatingCache:
-    """Stands in for the cache during one attention call: rotates the new keys, then updates the real cache."""
+    """Stands in for the cache during one attention call: rotates the new keys, then updates the real cache.
+
+    If a scheme has gates, they are stored with the keys.
+    """
 
     def __init__(self, cache: Cache | None, posenc: LayerSchemes) -> None:
         self._cache = cache
@@ -56,7 +61,13 @@ class RotatingCache:
         self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys = apply_rotation(keys, self._posenc.rotate, keys=True)
-        return (keys, values) if self._cache is None else self._cache.update(keys, values, *args, **kwargs)
+        if self._cache is None:
+            return keys, values
+        if self._posenc.gates is None:
+            return self._cache.update(keys, values, *args, **kwargs)
+        layer = cache_layer(self._cache, kwargs.get("layer_idx", args[0] if args else None))
+        cache = self._cache
+        return self._posenc.gates.update_cache(keys, values, layer, lambda k, v: cache.update(k, v, *args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -130,13 +141,27 @@ class PosEncAttention(PickledByStockClass, nn.Module):
         prepared = list(positions.prepared)
         for index, scheme in enumerate(positions.schemes if self.angle_size else ()):
             if scheme.keeps_stock_rotation():
-                rotate = functools.partial(self._rotate_as_stock, positions)
-                prepared[index] = scheme.with_stock_rotation(prepared[index], rotate)
-        active = [
+                rotate_as_stock = functools.partial(self._rotate_as_stock, positions)
+                prepared[index] = scheme.with_stock_rotation(prepared[index], rotate_as_stock)
+        rotate, score, content_scale, value, stock_rotation, remap = (
             [ActiveScheme(positions.schemes[i], prepared[i], layer_params.get(i)) for i in seams[seam]]
             for seam in SEAMS
-        ]
-        return LayerSchemes(positions, *active)
+        )
+        return LayerSchemes(positions, rotate, score, content_scale, value, stock_rotation, remap)
+
+    def token_gates(
+        self, layer: LayerSchemes, states_BNE: torch.Tensor | None, positions: Positions
+    ) -> TokenGates | None:
+        """What the tokens of a call add to running sums; None if no scheme of the layer acts at `gate`."""
+        gated = [active for active in layer.score if active.scheme.acts_at("gate")]
+        if not gated:
+            return None
+        if states_BNE is None:
+            raise PosEncError(
+                f"position scheme {gated[0].scheme.name!r} reads the hidden states that enter a layer, but "
+                f"{self.stock_class.__name__} takes no hidden_states"
+            )
+        return TokenGates(self, gated, states_BNE, positions)
 
     def _rotate_as_stock(
         self, positions: Positions, states_BHND: torch.Tensor, offsets: tuple[object, torch.Tensor] | None = None
@@ -170,11 +195,14 @@ class PosEncAttention(PickledByStockClass, nn.Module):
         if posenc is None:
             raise PosEncError(f"{type(self).__name__} was called without positions; call the model, not the layer")
         layer = self.layer_schemes(posenc)
+        gates = self.token_gates(layer, kwargs.get("hidden_states"), posenc)
+        if gates is not None:
+            layer = layer._replace(gates=gates)
         if self.cache_argument is not None:
             cache = self_attention_cache(kwargs.get(self.cache_argument))
             if posenc.backend == "flex_attention":
                 keep_length_for_masks(cache, self.layer_idx)
-            if layer.rotate:
+            if layer.rotate or (gates is not None and cache is not None):
                 kwargs[self.cache_argument] = RotatingCache(cache, layer)
         angles = kwargs.get("position_embeddings")
         if angles is not None:

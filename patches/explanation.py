@@ -15,6 +15,7 @@ from hf_posenc.attention import (
     DispatchKey,
     LayerSchemes,
     MaskKind,
+    TokenGates,
     find_local_heads,
     score_terms,
     select_path,
@@ -154,7 +155,7 @@ def _score_terms(module: PosEncAttention, layer: LayerSchemes, base: PreTrainedM
     query, key = (parameter.new_zeros(1, heads, 2, shape.head_size) for heads in (shape.num_heads, num_key_heads))
     visible = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=query.device)
     content = Content(query, query, key, 1.0, lambda: visible, module.project_rows)
-    return score_terms(layer.score, content)
+    return score_terms(layer.score, content, gates=_zero_gates(module, layer, parameter))
 
 
 def _local_score_terms(module: PosEncAttention, layer: LayerSchemes) -> list[Any]:
@@ -168,7 +169,14 @@ def _local_score_terms(module: PosEncAttention, layer: LayerSchemes) -> list[Any
     visible = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=query.device)
     heads = None if local_heads is None else local_heads.heads
     content = Content(query, query, key, projections.scaling, lambda: visible, module.project_rows, heads)
-    return score_terms(layer.score, content, local_heads)
+    return score_terms(layer.score, content, local_heads, _zero_gates(module, layer, parameter))
+
+
+def _zero_gates(module: PosEncAttention, layer: LayerSchemes, parameter: torch.Tensor) -> TokenGates | None:
+    """The gates of two hidden states of zeros."""
+    width = layer.positions.schemes[0].shape.hidden_size
+    states_BNE = torch.zeros(1, 2, width, device=parameter.device, dtype=parameter.dtype)  # whole on each process
+    return module.token_gates(layer, states_BNE, layer.positions)
 
 
 def _format_layers(indices: list[int]) -> str:

@@ -40,7 +40,7 @@ A `model_type` is a field of config.json. Checkpoints of one family may have sev
 ## Supported
 
 `"learned"` and `"rope"` name the encoding that the type has itself. In the column "schemes", "all" means all that
-[Schemes](schemes.md) lists. `cope` counts earlier tokens, so it is for decoders only.
+[Schemes](schemes.md) lists. `cope` and `forget` sum over earlier tokens, so they are for decoders only.
 
 | model type | own encoding | schemes | what is kept, what differs |
 | --- | --- | --- | --- |
@@ -91,7 +91,7 @@ def _schemes(architecture: Architecture, config: Any) -> str:
     if architecture.is_causal(config):
         return "all"
     can_be_decoder = architecture.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return "all, `cope` with `is_decoder`" if can_be_decoder else "all but `cope`"
+    return "all, `cope` and `forget` with `is_decoder`" if can_be_decoder else "all but `cope` and `forget`"
 
 
 def _notes(architecture: Architecture, config: Any) -> Iterator[str]:

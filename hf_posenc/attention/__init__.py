@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from .active_schemes import ActiveScheme
 from .cache import annotate_caches, keep_length_for_masks, self_attention_cache
 from .dense import materialize
 from .dispatch import AttentionPath, DispatchKey, MaskKind, select_path
 from .function import (
-    ActiveScheme,
     LayerSchemes,
     Projections,
     ProjectionsDone,
@@ -17,6 +17,7 @@ from .function import (
     scale_content,
     score_terms,
 )
+from .gates import TokenGates, cache_layer
 from .masks import Window, document_starts, visible_pairs
 from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
 from .sequence_parallel import check_sequence_parallel
@@ -33,10 +34,12 @@ __all__ = [
     "Projections",
     "ProjectionsDone",
     "ResolvedPositions",
+    "TokenGates",
     "Window",
     "annotate_caches",
     "apply_rotation",
     "broadcast_parameters",
+    "cache_layer",
     "check_backend",
     "check_direction",
     "check_sequence_parallel",

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from ..schemes import DistanceBias, DistanceTable, KeyTerm, QueryTerm, Separable, Term, repeat_key_heads
+from ..schemes import DistanceBias, DistanceTable, KeyTerm, QueryTerm, RunningSum, Separable, Term, repeat_key_heads
 from .bands import DistanceVectors, SkewedTile, Tile, iter_tiles, skew
 from .dense import strided_bias
 from .dispatch import AttentionCall, iter_head_slices, slice_heads
@@ -182,6 +182,27 @@ class SeparableBlock(ScoreBlock):
         d_keys += d_logits.transpose(-1, -2).matmul(queries).sum_to_size(d_keys.shape)
 
 
+class RunningSumBlock(ScoreBlock):
+    """Differences of running sums, (B, H, Q) and (B, H, K), relative to the chunk's last query.
+
+    So the numbers of near keys are small, and exact in float32, however long the row is.
+    """
+
+    def write(self, out_BHMS: torch.Tensor, chunk: Chunk, overwrite: bool) -> None:
+        queries, keys = (sums[:, chunk.heads] for sums in self.tensors)
+        queries, keys = queries[..., chunk.queries], keys[..., : chunk.num_keys]
+        last = queries[..., :1]  # queries are reversed
+        queries_BHM1, keys_BH1S = (queries - last).to(out_BHMS)[..., None], (keys - last).to(out_BHMS)[..., None, :]
+        if overwrite:
+            torch.sub(queries_BHM1, keys_BH1S, out=out_BHMS)
+        else:
+            out_BHMS.add_(queries_BHM1).sub_(keys_BH1S)
+
+    def accumulate_grad(self, d_logits_BHMS: torch.Tensor, chunk: Chunk, grads: Sequence[torch.Tensor]) -> None:
+        """Softmax ignores what is the same for all keys of a query, so sums at the queries have no gradient."""
+        grads[1][:, chunk.heads, : chunk.num_keys] -= d_logits_BHMS.sum(2)
+
+
 class DenseBlock(ScoreBlock):
     """Any other term, as a dense tensor (B or 1, H or 1, Q or 1, K), its queries not reversed."""
 
@@ -239,6 +260,8 @@ def make_score_block(term: Term, call: AttentionCall) -> ScoreBlock:
         return KeyBlock((call.content.key_BGKD[:, :, :num_keys], vectors.near_HND), vectors.first)
     if isinstance(term, Separable):
         return SeparableBlock((term.queries.to(device).flip(2), term.keys.to(device)[:, :, :num_keys]))
+    if isinstance(term, RunningSum):
+        return RunningSumBlock((term.queries.flip(2), term.keys[:, :, :num_keys]))
     return DenseBlock((term.to(device)[..., :num_keys],))
 
 

@@ -18,6 +18,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .blocks import Chunk, KeyBlock, QueryBlock, ScoreBlock, ValueBlock, iter_chunks, make_score_block, make_value_block
+from .dense import narrow_bias
 from .dispatch import AttentionCall, AttentionOutput, slice_heads
 from .masks import apply_mask
 
@@ -100,7 +101,7 @@ def chunked_attention(call: AttentionCall) -> AttentionOutput:
                 weights = weights if keep is None else weights * keep
                 chunk_BQHD = _weighted_values(plan, chunk, weights, value).transpose(1, 2)
             else:
-                mask = _apply_mask(plan, chunk, _bias(plan, chunk, memory).to(query.dtype))
+                mask = _apply_mask(plan, chunk, narrow_bias(_bias(plan, chunk, memory), query.dtype))
                 k, v = (states[:, chunk.key_heads, : chunk.num_keys] for states in (key, value))
                 chunk_BQHD = call.run_stock(query[:, chunk.heads, chunk.queries], k, v, mask)[0]
             output_BQHD[:, chunk.queries, chunk.heads].copy_(chunk_BQHD)

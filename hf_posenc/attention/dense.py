@@ -17,6 +17,7 @@ from ..schemes import (
     KeyTerm,
     Positions,
     QueryTerm,
+    RunningSum,
     Separable,
     Term,
     is_tracing,
@@ -68,7 +69,15 @@ def dense_bias(call: AttentionCall, heads: slice | None = None) -> torch.Tensor:
         bias = expand_distances(bias, call.query.shape[2], call.key.shape[2])
     if heads is not None and mask is not None:
         mask = slice_heads(mask, 1, heads)
-    return apply_mask(bias.to(call.query.dtype), mask, call.causal)
+    return apply_mask(narrow_bias(bias, call.query.dtype), mask, call.causal)
+
+
+def narrow_bias(bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A bias in the dtype of the kernels. An overflow in float16 would outweigh the mask of a hidden key."""
+    if dtype == torch.float16:
+        limit = torch.finfo(dtype).max / 2
+        bias = bias.clamp(-limit, limit)
+    return bias.to(dtype)
 
 
 def sum_terms(call: AttentionCall, heads: slice | None = None) -> torch.Tensor:
@@ -95,6 +104,8 @@ def _slice_term(term: Term, heads: slice) -> Term:
         return type(term)(DistanceTable(slice_heads(term.table.rows_HRD, 0, heads), term.table.index))
     if isinstance(term, Separable):
         return Separable(slice_heads(term.queries, 1, heads), slice_heads(term.keys, 1, heads))
+    if isinstance(term, RunningSum):
+        return RunningSum(slice_heads(term.queries, 1, heads), slice_heads(term.keys, 1, heads))
     return slice_heads(term, 1, heads)
 
 
@@ -122,6 +133,9 @@ def materialize(term: Term, positions: Positions, content: Content) -> torch.Ten
         return multiply(term, positions, content).to(positions.dtype)
     if isinstance(term, Separable):
         return term.queries.to(device).matmul(term.keys.to(device).transpose(-1, -2))
+    if isinstance(term, RunningSum):
+        queries, keys = term.relative(positions.dtype)
+        return queries[..., None] - keys[..., None, :]
     return term.to(device)
 
 

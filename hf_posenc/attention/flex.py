@@ -17,7 +17,17 @@ import torch
 from torch import nn
 
 from ..errors import PosEncError
-from ..schemes import Content, DistanceBias, KeyTerm, Positions, QueryTerm, Separable, Term, repeat_key_heads
+from ..schemes import (
+    Content,
+    DistanceBias,
+    KeyTerm,
+    Positions,
+    QueryTerm,
+    RunningSum,
+    Separable,
+    Term,
+    repeat_key_heads,
+)
 from .dense import materialize, row_products, sum_terms
 from .dispatch import FLEX_DROPOUT_ERROR, AttentionCall, AttentionOutput
 from .masks import AttentionMask
@@ -68,6 +78,9 @@ def make_score_term(term: Term, positions: Positions, content: Content) -> Score
             return products[batch, head, q if is_query_term else k, row]
 
         return look_up
+    if isinstance(term, RunningSum):
+        queries, keys = term.relative(positions.dtype)
+        return lambda batch, head, q, k: queries[batch, head, q] - keys[batch, head, k]
     dense = materialize(term, positions, content).expand(batch_size, num_heads, num_queries, -1)
     return lambda batch, head, q, k: dense[batch, head, q, k]
 

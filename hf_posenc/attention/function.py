@@ -8,9 +8,8 @@ Shape legend: B batch, H heads, Q queries, K keys, D head size, L = Q + K - 1 di
 
 from __future__ import annotations
 
-import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from ..errors import PosEncError
-from ..schemes import Content, DistanceTable, LayerParams, Positions, Remap, Scheme, Term
+from ..schemes import Content, DistanceTable, Positions, Remap, Term
+from .active_schemes import ActiveScheme, callable_schemes
 from .chunked import chunked_attention
 from .dense import dense_attention, dense_bias_attention, dense_bias_by_heads
 from .dispatch import (
@@ -33,6 +33,7 @@ from .dispatch import (
     select_path,
 )
 from .flex import flex_attention_with_terms, run_flex_attention
+from .gates import TokenGates
 from .masks import visible_pairs
 from .remapped import remapped_attention, remapped_attention_chunked, remapped_attention_merged
 from .strided import strided_attention, strided_attention_unpadded
@@ -58,14 +59,6 @@ class ProjectionsDone(Exception):
     """Ends a forward of which only the projections are wanted."""
 
 
-class ActiveScheme(NamedTuple):
-    """A scheme that acts in a layer, with what it prepared for this forward pass and its parameters of the layer."""
-
-    scheme: Scheme
-    prepared: Any
-    layer_params: LayerParams | None
-
-
 class LayerSchemes(NamedTuple):
     """The schemes that act in one layer, by seam."""
 
@@ -77,6 +70,8 @@ class LayerSchemes(NamedTuple):
     stock_rotation: Sequence[ActiveScheme]
     """Rotations that are left to the architecture's own code."""
     remap: Sequence[ActiveScheme] = ()
+    gates: TokenGates | None = None
+    """What the tokens of this call add to running sums, if a scheme acts at `gate`."""
 
 
 def apply_rotation(states_BHQD: torch.Tensor, rotations: Sequence[ActiveScheme], keys: bool) -> torch.Tensor:
@@ -86,10 +81,17 @@ def apply_rotation(states_BHQD: torch.Tensor, rotations: Sequence[ActiveScheme],
     return states_BHQD
 
 
-def score_terms(schemes: Sequence[ActiveScheme], content: Content, local_heads: LocalHeads | None = None) -> list[Term]:
+def score_terms(
+    schemes: Sequence[ActiveScheme],
+    content: Content,
+    local_heads: LocalHeads | None = None,
+    gates: TokenGates | None = None,
+) -> list[Term]:
     """Everything that schemes add to the scaled logits, of all heads or those of this process."""
     terms: list[Term] = []
-    for call, prepared, layer_params in _callable_schemes(schemes, local_heads):
+    calls = callable_schemes(schemes, local_heads)
+    for (scheme, *_), (call, prepared, layer_params) in zip(schemes, calls, strict=True):
+        content.running_sum = None if gates is None else gates.running_sum(scheme, content.key_BGKD)
         scheme_terms = call("score", prepared, layer_params, content)
         terms.extend(scheme_terms if isinstance(scheme_terms, list) else [scheme_terms])
     return terms if local_heads is None else [local_heads.select_term(term) for term in terms]
@@ -99,7 +101,7 @@ def scale_content(
     query_BHQD: torch.Tensor, schemes: Sequence[ActiveScheme], local_heads: LocalHeads | None = None
 ) -> torch.Tensor:
     """Apply the factors of the schemes that rescale query times key."""
-    for call, prepared, layer_params in _callable_schemes(schemes, local_heads):
+    for call, prepared, layer_params in callable_schemes(schemes, local_heads):
         factors_BHQ = call("content_scale", prepared, layer_params)
         factors_BHQ = factors_BHQ if local_heads is None else local_heads.select(factors_BHQ, 1)
         # Multiplied in the wider dtype, as Llama 4 does, then rounded once.
@@ -110,28 +112,9 @@ def scale_content(
 def value_tables(schemes: Sequence[ActiveScheme], local_heads: LocalHeads | None) -> list[DistanceTable]:
     """The vectors per distance that schemes add to the values, of all heads or those of this process."""
     tables = [
-        call("value", prepared, layer_params)
-        for call, prepared, layer_params in _callable_schemes(schemes, local_heads)
+        call("value", prepared, layer_params) for call, prepared, layer_params in callable_schemes(schemes, local_heads)
     ]
     return tables if local_heads is None else [local_heads.select_table(table) for table in tables]
-
-
-def _callable_schemes(
-    schemes: Sequence[ActiveScheme], local_heads: LocalHeads | None
-) -> Iterator[tuple[Callable[..., Any], Any, LayerParams | None]]:
-    """The schemes as functions of a seam; if heads are divided, gradients of parameters are summed over processes."""
-    for scheme, prepared, layer_params in schemes:
-        if local_heads is None:
-            yield scheme, prepared, layer_params
-        else:
-            call = functools.partial(scheme, transform=local_heads.sum_gradients)
-            yield call, prepared, _transformed_params(layer_params, local_heads)
-
-
-def _transformed_params(layer_params: LayerParams | None, local_heads: LocalHeads) -> LayerParams | None:
-    if layer_params is None:
-        return None
-    return lambda: {name: local_heads.sum_gradients(parameter) for name, parameter in layer_params().items()}
 
 
 def far_rotation(schemes: Sequence[ActiveScheme]) -> Remap | None:
@@ -208,7 +191,7 @@ def _prepare_call(
     positions = posenc.positions
     if key.shape[2] != positions.key_length and kwargs.get("sliding_window") is not None:
         positions = positions.of_window(key.shape[2])
-        posenc = module.layer_schemes(positions)
+        posenc = module.layer_schemes(positions)._replace(gates=posenc.gates)
     if key.shape[2] != positions.key_length:
         raise PosEncError(
             f"The cache returned {key.shape[2]} keys where {positions.key_length} were expected. This cache class "
@@ -232,7 +215,7 @@ def _prepare_call(
         module.project_rows if local_heads is None else local_heads.with_partial_gradients(module.project_rows),
         None if local_heads is None else local_heads.heads,
     )
-    terms = score_terms(posenc.score, content, local_heads)
+    terms = score_terms(posenc.score, content, local_heads, posenc.gates)
     scaled_query = scale_content(query, posenc.content_scale, local_heads) if posenc.content_scale else query
     if causal and key.shape[2] > query.shape[2]:  # slots of a static cache that a first call leaves empty
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]

@@ -30,6 +30,7 @@ from .cache import (
 )
 from .key_counts import key_counts
 from .masks import PositionOrder, Window, by_layer_type, classify_positions, document_mask, visible_keys
+from .token_masks import new_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,7 @@ class PositionNeeds:
     distances: bool
     key_positions: bool
     key_counts: bool
+    tokens: bool
     context: bool
     length: bool
 
@@ -49,6 +51,7 @@ class PositionNeeds:
             distances=any(scheme.needs_distances for scheme, acts in pairs if acts & {"score", "value"}),
             key_positions=any(scheme.needs_key_positions for scheme in schemes),
             key_counts=any(scheme.needs_key_counts for scheme in schemes),
+            tokens=any(scheme.acts_at("gate") for scheme in schemes),
             context=any(scheme.needs_context for scheme, acts in pairs if "embed" in acts),
             length=any(scheme.depends_on_length for scheme in schemes),
         )
@@ -153,6 +156,7 @@ def resolve_positions(
     context_BQE, spans, counts_BHQ, window_counts_BHQ = None, None, None, None
     if needs.key_counts:
         counts_BHQ, window_counts_BHQ = key_counts(given_mask, layout, causal, window)
+    tokens_BHQ = new_tokens(given_mask, padding_BK, layout.num_cached, num_queries) if needs.tokens else None
     if needs.context:
         if mask is not None and not isinstance(mask, (torch.Tensor, dict)):
             raise PosEncError('query="context" has to read the attention mask: pass a tensor, not a BlockMask')
@@ -177,6 +181,7 @@ def resolve_positions(
         keys_BK=keys_BK,
         key_counts_BHQ=counts_BHQ,
         window_key_counts_BHQ=window_counts_BHQ,
+        tokens_BHQ=tokens_BHQ,
         spans=spans,
         table=table,
         rotary=rotary,

@@ -22,6 +22,7 @@ from ..schemes import (
     DistanceTable,
     KeyTerm,
     QueryTerm,
+    RunningSum,
     Scheme,
     Separable,
     Term,
@@ -66,6 +67,8 @@ class LocalHeads:
             return type(term)(self.select_table(term.table))
         if isinstance(term, Separable):
             return Separable(self.select(term.queries, 1), self.select(term.keys, 1))
+        if isinstance(term, RunningSum):
+            return RunningSum(self.select(term.queries, 1), self.select(term.keys, 1))
         return self.select(term, 1)
 
     def sum_gradients(self, parameter: torch.Tensor) -> torch.Tensor:

@@ -117,11 +117,12 @@ class ParameterModule(nn.Module):
 class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     """Base class of all position schemes.
 
-    A subclass overrides the seams it acts at: `embed`, `rotate`, `score` and `value` (and `content_scale` and `remap`).
-    What it does not override stays as in the stock model. `prepare` runs once per forward pass and does the work that
-    depends on positions alone; its result is passed to the other seams. The engine calls the seams through
-    `scheme("score", ...)`, so that forward hooks (offloading, FSDP, ZeRO) fire. `add_parameters` in `__init__` creates
-    parameters that all layers share, and `layer_module` those of one layer.
+    A subclass overrides the seams it acts at: `embed`, `rotate`, `score` and `value` (and `content_scale` and `remap`,
+    and `gate` if `score` depends on hidden states). What it does not override stays as in the stock model. `prepare`
+    runs once per forward pass and does the work that depends on positions alone; its result is passed to the other
+    seams. The engine calls the seams through `scheme("score", ...)`, so that forward hooks (offloading, FSDP, ZeRO)
+    fire. `add_parameters` in `__init__` creates parameters that all layers share, and `layer_module` those of one
+    layer.
 
     Args:
         options: The scheme's options, an instance of `Options`.
@@ -244,6 +245,20 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
 
         Returns:
             One or several terms, each in the cheapest form of `terms` that can express it.
+        """
+        raise NotImplementedError
+
+    def gate(self, hidden_states_BQE: torch.Tensor, layer_params: LayerParams) -> torch.Tensor:
+        """Return what each new token adds to a running sum along its row, which `score` gets as `Content.running_sum`.
+
+        The numbers are kept in the KV cache. Padding adds nothing.
+
+        Args:
+            hidden_states_BQE: The input of the attention layer, in float32 or wider.
+            layer_params: Returns the parameters of this layer's `layer_module`; None without one.
+
+        Returns:
+            One number per head and token, (B, H, Q).
         """
         raise NotImplementedError
 

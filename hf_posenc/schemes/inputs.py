@@ -16,6 +16,7 @@ from torch import nn
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..errors import PosEncError, SequenceLengthError
+from .terms import RunningSum
 
 if TYPE_CHECKING:
     from .base import Scheme
@@ -70,6 +71,8 @@ class Positions:
     """How many keys each query sees, itself included, (B or 1, H or 1, Q), if a scheme sets `needs_key_counts`."""
     window_key_counts_BHQ: torch.Tensor | None = None
     """The same in layers with a sliding window, if the model has some."""
+    tokens_BHQ: torch.Tensor | None = None
+    """Which of the new tokens are not padding, (B, H or 1, Q), if a scheme acts at `gate`; None: all."""
     spans: tuple[tuple[int, int], ...] | None = None
     """Start and end of each row's tokens, if the mask is padding at the ends of rows only."""
     table: nn.Module | None = None
@@ -175,6 +178,7 @@ class Positions:
         moved.prepared, moved.keys_BK = move(self.prepared), move(self.keys_BK)
         moved.key_counts_BHQ = move(self.key_counts_BHQ)
         moved.window_key_counts_BHQ = move(self.window_key_counts_BHQ)
+        moved.tokens_BHQ = move(self.tokens_BHQ)
         moved._windows, moved._in_window = {}, None
         return moved
 
@@ -197,6 +201,8 @@ class Content:
     """Projects hidden states (R, E) with the layer's own query and key projections, to two of (H, R, D)."""
     local_heads: slice | None = None
     """Which heads these are, if tensor parallelism divides them among processes; None: all."""
+    running_sum: RunningSum | None = None
+    """The running sums of what the scheme's `gate` returned for all tokens so far, if it has one."""
     _key_BHKD: torch.Tensor | None = None
 
     def of_heads(self, heads: slice) -> Content:

@@ -54,7 +54,22 @@ class Separable:
     """g(j), (B or 1, H or 1, K, the same width)."""
 
 
-Term = DistanceBias | QueryTerm | KeyTerm | Separable | torch.Tensor
+@dataclasses.dataclass(frozen=True)
+class RunningSum:
+    """A running sum along the row at the query minus that at the key, c_i - c_j, as in the Forgetting Transformer."""
+
+    queries: torch.Tensor
+    """c_i, (B, H, Q). Sums are in float64 where the device has it, because their differences matter."""
+    keys: torch.Tensor
+    """c_j, (B, H, K)."""
+
+    def relative(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both minus the sum at the last query, in a dtype that would not hold long sums exactly."""
+        last = self.queries[..., -1:]
+        return (self.queries - last).to(dtype), (self.keys - last).to(dtype)
+
+
+Term = DistanceBias | QueryTerm | KeyTerm | Separable | RunningSum | torch.Tensor
 """Any score term. A plain tensor, (B or 1, H, Q or 1, K), is for terms that fit none of the cheaper forms."""
 
 

@@ -127,7 +127,8 @@ class StockAttention:
         if bias is not None:
             logits = logits + bias
         else:
-            for term in score_terms(layer.score, content):
+            gates = attention.token_gates(layer, states_BNE, positions)
+            for term in score_terms(layer.score, content, gates=gates):
                 logits = logits + materialize(term, positions, content)
         logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
         if projections.sinks_H is not None:

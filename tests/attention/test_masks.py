@@ -57,7 +57,7 @@ def test_packed_documents_equal_separate_ones(architecture: str, scheme: str, ba
 
 
 @pytest.mark.parametrize(
-    "scheme", [{"type": "cope", "max_positions": 6}, CONTEXT, SHAW], ids=["cope", "context", "shaw"]
+    "scheme", [{"type": "cope", "max_positions": 6}, CONTEXT, SHAW, "forget"], ids=["cope", "context", "shaw", "forget"]
 )
 @pytest.mark.parametrize("lowest", [-1e4, -1e9, float("-inf"), torch.finfo(torch.float64).min])
 def test_additive_masks_hide_with_any_low_number(scheme: Any, lowest: float) -> None:

@@ -17,7 +17,7 @@ from hf_posenc.attention.dense import dense_attention
 from hf_posenc.attention.dispatch import AttentionCall
 from hf_posenc.attention.strided import strided_attention
 from hf_posenc.schemes.inputs import Content
-from hf_posenc.schemes.terms import DistanceBias, DistanceTable, KeyTerm, QueryTerm, Separable, Term
+from hf_posenc.schemes.terms import DistanceBias, DistanceTable, KeyTerm, QueryTerm, RunningSum, Separable, Term
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES, CASES, Case, pairs
@@ -201,7 +201,7 @@ FAST_GRADIENTS = [(True, 4, 2, 0.0), (True, 2, 99, 0.3), (False, 2, 99, 0.0), (F
 
 
 def all_term_types(tensors: list[torch.Tensor], index: torch.Tensor) -> dict[str, Any]:
-    key_rows, query_rows, value_rows, values, queries, keys, dense, dense_row = tensors
+    key_rows, query_rows, value_rows, values, queries, keys, dense, dense_row, *sums = tensors
     terms: list[Term] = [
         KeyTerm(DistanceTable(key_rows, index)),
         QueryTerm(DistanceTable(query_rows, index)),
@@ -209,6 +209,7 @@ def all_term_types(tensors: list[torch.Tensor], index: torch.Tensor) -> dict[str
         Separable(queries, keys),
         dense,
         dense_row,
+        RunningSum(*sums),
     ]
     return {"terms": terms, "value_tables": [DistanceTable(value_rows, index)]}
 
@@ -241,6 +242,7 @@ def test_gradients_of_all_term_types(causal: bool, num_key_heads: int, clip: int
     shapes = [(2, 4, num_queries, 3), (2, num_key_heads, num_keys, 3), (2, num_key_heads, num_keys, 3)]
     shapes += [(4, 32, 3), (1, 32, 3), (1, 32, 3), (4, num_queries + num_keys - 1), (1, 4, num_queries, 2)]
     shapes += [(2, 4, num_keys, 2), (1, 4, num_queries, num_keys), (2, 4, 1, num_keys)]
+    shapes += [(2, 4, num_queries), (2, 4, num_keys)]
     inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
     def attend(query: Any, key: Any, value: Any, *tensors: torch.Tensor) -> torch.Tensor:
@@ -259,7 +261,11 @@ def test_gradients_of_all_term_types(causal: bool, num_key_heads: int, clip: int
 
 @pairs(
     ["bert", "gpt2", "llama"],
-    [case for case in SCORE_CASES if case.id in ("t5", "kerple", "shaw", "transformer_xl", "tupe", "deberta", "cope")],
+    [
+        case
+        for case in SCORE_CASES
+        if case.id in ("t5", "kerple", "shaw", "transformer_xl", "tupe", "deberta", "cope", "forget")
+    ],
 )
 @pytest.mark.usefixtures("small_chunks")
 def test_half_precision_gradients_equal_float32(case: Case, architecture: str) -> None:

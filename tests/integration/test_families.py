@@ -18,7 +18,7 @@ from tests.support.families import OWN, SCHEMES, Pair, assert_close, differ, out
 
 CHANGING = [name for name in SCHEMES if name != OWN]
 EXTENDING = [name for name in CHANGING if name != "tupe"]
-WITH_PARAMETERS = ["t5", "shaw", "deberta", "tupe", "transformer_xl", "cope", "fire", "ssmax"]
+WITH_PARAMETERS = ["t5", "shaw", "deberta", "tupe", "transformer_xl", "cope", "fire", "ssmax", "forget"]
 IDS = tiny.tokens(2, 14)
 """Longer than the sliding windows."""
 

@@ -37,11 +37,13 @@ NEUTRAL: list[Any] = [
     {"type": "deberta", "share_projections": False, "norm": None, "terms": ["p2c"]},
     "cope",
     {"type": "temperature", "form": "ssmax"},
+    "forget",
+    {"type": "forget", "form": "cable"},
 ]
 
 
-NOT_CAUSAL = [("bert", "cope")]
-"""The encoder refuses cope."""
+NOT_CAUSAL = [("bert", "cope"), ("bert", NEUTRAL[-2]), ("bert", NEUTRAL[-1])]
+"""The encoder refuses cope and forget."""
 
 
 @sampled(architecture=list(STOCK_ENCODING), scheme=NEUTRAL, exclude=NOT_CAUSAL, slow=repeated_types(NEUTRAL))
@@ -99,6 +101,7 @@ PAPER: list[Any] = [
     {"type": "tupe", "init": "paper"},
     {"type": "deberta", "init": "paper"},
     {"type": "deberta", "share_projections": False, "init": "paper"},
+    {"type": "forget", "init": "paper"},
 ]
 
 

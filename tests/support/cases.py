@@ -41,6 +41,7 @@ LEAKY_REROPE = {"method": "leaky_rerope", "window": 3, "k": 2.5}
 DCA = {"method": "dca", "chunk_size": 5, "local_window": 2}
 LLAMA4 = {"type": "temperature", "attn_scale": 0.7, "floor_scale": 3}
 SSMAX = {"type": "temperature", "form": "ssmax"}
+CABLE = {"type": "forget", "form": "cable", "init": "paper"}
 CASES = [
     Case("learned", "learned", extends=False),
     Case("window", {"type": "window", "window_size": 5}),
@@ -101,6 +102,8 @@ CASES = [
     Case("shaw+llama4", [{"type": "shaw", "max_distance": 4}, LLAMA4], scores=True, values=True),
     Case("rope-p", {"type": "rope", "frequency_fraction": 0.5}),
     Case("rope-and-ssmax", [{"type": "rope", "layers": "0:2"}, {**SSMAX, "layers": [2]}]),
+    Case("forget", "forget", scores=True, causal=True, contextual=True),
+    Case("rope+cable", ["rope", CABLE], scores=True, causal=True),
 ]
 ARCHITECTURES = ["bert", "bert-decoder", "gpt2", "llama"]
 DECODERS = ["bert-decoder", "gpt2", "llama"]

@@ -108,6 +108,7 @@ SCHEMES: dict[str, Any] = {
     "cope": {"type": "cope", "max_positions": 6},
     "fire": "fire",
     "ssmax": ["rope", {"type": "temperature", "form": "ssmax"}],
+    "forget": "forget",
 }
 
 
@@ -200,8 +201,8 @@ def scheme_for(model_type: str, name: str) -> Any:
 
 
 def supports(model_type: str, name: str) -> bool:
-    """CoPE counts earlier tokens, so it is for decoders only."""
-    return name != "cope" or is_causal(model_type)
+    """CoPE counts earlier tokens, and `forget` sums over them, so they are for decoders only."""
+    return name not in ("cope", "forget") or is_causal(model_type)
 
 
 def generates(model_type: str) -> bool:
