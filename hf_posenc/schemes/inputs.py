@@ -40,8 +40,9 @@ class Positions:
     """The positions of one forward pass, and what each scheme prepared for them. Built once and passed to every layer.
 
     `distances` is key position minus query position. If every query sees its keys at the same distances slot by slot
-    (`uniform`), it is one vector of length L: key slot j is at `distances[j - i + Q - 1]` from query slot i. Otherwise
-    (gaps, packed rows) it has shape (B, Q, K).
+    (`uniform`), it is one vector of length L: key slot j is at `distances[j - i + Q - 1]` from query slot i. That holds
+    in packed rows too, because a query sees the keys of its own document only. Otherwise (gaps in position_ids, or
+    packed rows under a mask of the caller's own) it has shape (B, Q, K).
     """
 
     queries_BQ: torch.Tensor
@@ -87,6 +88,8 @@ class Positions:
         self._stock_angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
         self._windows: dict[int, Positions] = {}
         self._in_window: Positions | None = None
+        self.block_masks: dict[Any, Any] = {}
+        """flex_attention's block masks of this forward pass, which the layers share."""
         self.prepared: list[Any] = []  # set first: hooks on a scheme may copy these positions to its device
         self.prepared = [scheme("prepare", self) for scheme in self.schemes]
 
@@ -175,7 +178,7 @@ class Positions:
         moved.prepared, moved.keys_BK = move(self.prepared), move(self.keys_BK)
         moved.key_counts_BHQ = move(self.key_counts_BHQ)
         moved.window_key_counts_BHQ = move(self.window_key_counts_BHQ)
-        moved._windows, moved._in_window = {}, None
+        moved._windows, moved._in_window, moved.block_masks = {}, None, {}
         return moved
 
 
