@@ -168,7 +168,9 @@ def assign_layers(
             cannot be confined to some layers.
     """
     layers = [spec.active_layers(num_layers) for spec in specs]
-    without = {layer for spec, own in zip(specs, layers, strict=True) if spec.name == NO_POSITIONS for layer in own}
+    without = {
+        layer for spec, active in zip(specs, layers, strict=True) if spec.name == NO_POSITIONS for layer in active
+    }
     is_alone = all(spec.name == NO_POSITIONS for spec in specs)
     if is_alone and len(without) < num_layers:
         scheme = SCHEMES[stock_scheme]

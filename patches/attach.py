@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.attention import PositionNeeds, Window, check_backend
 from hf_posenc.errors import PosEncError
@@ -19,7 +20,7 @@ from hf_posenc.spec import PositionScheme, assign_layers
 from hf_posenc.validation import ParameterBudget, check_model_sizes
 
 from .architecture import Architecture, NullEmbedding
-from .attention_modules import attention_class, cross_attention_class, layer_class
+from .attention_modules import PosEncAttention, attention_class, cross_attention_class, layer_class
 from .compat import AttentionConfig, attn_implementation, swap_class
 
 
@@ -44,6 +45,8 @@ class SchemeState:
     """By path, the stock modules that `retrofit` replaced; None if the model was built with its schemes."""
     replaced_configs: list[Any] = dataclasses.field(default_factory=list)
     """The `ReplacedConfig` of each config that `retrofit` replaced."""
+    attentions_checked: bool = False
+    """Whether `check_attentions` passed; the first forward calls it."""
     loaded_from: str = ""
     """The checkpoint that the stock model said it was loaded from."""
 
@@ -58,7 +61,7 @@ class SchemePlan:
     state: SchemeState
 
 
-def plan_schemes(architecture: Architecture, config: Any) -> SchemePlan:
+def plan_schemes(architecture: Architecture, config: PreTrainedConfig) -> SchemePlan:
     """Build the schemes that a variant's config names.
 
     Args:
@@ -143,7 +146,7 @@ def _rotates_by_stock(architecture: Architecture, scheme: Scheme) -> bool:
     return scheme.keeps_stock_rotation() or (takes_any_angles and scheme.uses_rotate_half())
 
 
-def attach(base: Any, architecture: Architecture, plan: SchemePlan) -> dict[str, nn.Module]:
+def attach(base: PreTrainedModel, architecture: Architecture, plan: SchemePlan) -> dict[str, nn.Module]:
     """Carry out a plan on a base model.
 
     Returns:
@@ -176,7 +179,22 @@ def attach(base: Any, architecture: Architecture, plan: SchemePlan) -> dict[str,
     return replaced
 
 
-def detach(base: Any, architecture: Architecture) -> None:
+def check_attentions(base: PreTrainedModel, architecture: Architecture) -> None:
+    """Refuse a model whose attention modules were replaced after `attach`: these would ignore the scheme.
+
+    Raises:
+        PosEncError: If a layer has an attention module without the scheme.
+    """
+    for layer, attention in enumerate(architecture.self_attentions(base)):
+        if not any(isinstance(module, PosEncAttention) for module in attention.modules()):  # itself, or in a wrapper
+            raise PosEncError(
+                f"the attention of layer {layer} is a {type(attention).__name__}, put in place after the position "
+                f"scheme, which it would ignore. Build the model without position_scheme, then call hf_posenc.retrofit"
+            )
+    base.posenc.attentions_checked = True
+
+
+def detach(base: PreTrainedModel, architecture: Architecture) -> None:
     """Undo `attach` on a model that `retrofit` changed, on whatever device and in whatever dtype it is now."""
     for module in architecture.self_attentions(base):
         module.config = module.config.stock_config  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -181,7 +181,7 @@ class PosEncAttention(PickledByStockClass, nn.Module):
             kwargs["position_embeddings"] = self._angles(angles, layer)
         return super().forward(**kwargs, posenc=layer)
 
-    def _angles(self, stock_angles: Any, layer: LayerSchemes) -> Any:
+    def _angles(self, stock_angles: Sequence[torch.Tensor], layer: LayerSchemes) -> Sequence[torch.Tensor]:
         """The cos and sin for the stock forward: its own, those of a scheme, or those of no rotation."""
         cos, sin = stock_angles
         for scheme, prepared, _ in layer.stock_rotation:

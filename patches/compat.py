@@ -251,8 +251,8 @@ def find_process_rank(module: nn.Module) -> ProcessRank | None:
     """This process among those that tensor parallelism divides a module's weights among; None if it does not."""
     from hf_posenc.attention import ProcessRank
 
-    parts: Iterable[Any] = module.modules()
-    mesh = next((part._hf_device_mesh for part in parts if hasattr(part, "_hf_device_mesh")), None)
+    modules: Iterable[Any] = module.modules()
+    mesh = next((submodule._hf_device_mesh for submodule in modules if hasattr(submodule, "_hf_device_mesh")), None)
     if mesh is None:  # newer releases
         meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())
         mesh = next((mesh for mesh in meshes if mesh is not None and _has_tensor_axis(mesh)), None)

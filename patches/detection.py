@@ -96,7 +96,7 @@ def _check_heads(architecture: Architecture, base: PreTrainedModel, calls: list[
 
 
 @torch.no_grad()
-def _check_cache(base: Any) -> None:
+def _check_cache(base: PreTrainedModel) -> None:
     """Refuse attention that receives a cache but does not get earlier keys from it."""
     if "past_key_values" not in inspect.signature(type(base).forward).parameters:
         return
@@ -126,7 +126,7 @@ def _base_model(model: PreTrainedModel, attentions: list[nn.Module]) -> PreTrain
     return base
 
 
-def _layer_paths(base: Any, attentions: list[nn.Module]) -> tuple[str, str]:
+def _layer_paths(base: PreTrainedModel, attentions: list[nn.Module]) -> tuple[str, str]:
     """The path to the list of layers, and the path from a layer to its self-attention."""
     if len(set(attentions)) < len(attentions):
         raise PosEncError("an attention module calls the attention function several times in one forward pass")
@@ -134,7 +134,7 @@ def _layer_paths(base: Any, attentions: list[nn.Module]) -> tuple[str, str]:
     for path, module in base.named_modules():
         if not isinstance(module, nn.ModuleList) or len(module) != num_layers:
             continue
-        by_layer = [[name for name, part in layer.named_modules() if part in attentions] for layer in module]
+        by_layer = [[name for name, submodule in layer.named_modules() if submodule in attentions] for layer in module]
         if not any(by_layer):
             continue
         for index, names in enumerate(by_layer):
@@ -180,7 +180,7 @@ def _is_causal(base: nn.Module) -> bool:
     return torch.equal(base(input_ids=tokens)[0][:, :-1], base(input_ids=changed)[0][:, :-1])
 
 
-def _rotary_fields(base: Any, attention: nn.Module) -> dict[str, Any]:
+def _rotary_fields(base: PreTrainedModel, attention: nn.Module) -> dict[str, Any]:
     """How the architecture rotates queries and keys."""
     rotate = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
     if rotate is None or not isinstance(getattr(base, "rotary_emb", None), nn.Module):
@@ -203,7 +203,7 @@ def _rotary_fields(base: Any, attention: nn.Module) -> dict[str, Any]:
     raise PosEncError("its rotation pairs features neither half a head apart nor next to each other")
 
 
-def _num_angles(base: Any) -> int:
+def _num_angles(base: PreTrainedModel) -> int:
     """The number of angles per position."""
     inputs: dict[str, Any] = {}
     if "layer_type" in inspect.signature(base.rotary_emb.forward).parameters:
@@ -248,14 +248,14 @@ def _find_table(base: nn.Module, **inputs: Any) -> tuple[str, int]:
         rows = rows.flatten()[: probe_tokens().shape[1]]
         if len(rows) == probe_tokens().shape[1] and torch.equal(rows.diff(), torch.ones_like(rows[1:])):
             tables.update({id(weight): int(rows[0])})
-    found = [
+    paths = [
         (name, tables[id(module.weight)])
         for name, module in base.named_modules()
         if isinstance(module, nn.Embedding) and id(module.weight) in tables
     ]
-    if len(found) != 1:
-        raise PosEncError(f"it has {len(found)} position tables, and no rotation that layers receive; expected one")
-    return found[0]
+    if len(paths) != 1:
+        raise PosEncError(f"it has {len(paths)} position tables, and no rotation that layers receive; expected one")
+    return paths[0]
 
 
 def _constant(value: Any) -> Callable[[Any], Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.attention import (
     AttentionPath,
@@ -116,7 +117,7 @@ def build_explanation(model: nn.Module) -> Explanation:
     return Explanation(at_input, tuple(report for base in bases for report in _layer_reports(base)))
 
 
-def _layer_reports(base: Any) -> list[LayerReport]:
+def _layer_reports(base: PreTrainedModel) -> list[LayerReport]:
     device = next(base.parameters()).device
     with torch.enable_grad():
         inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=device)}
@@ -124,7 +125,7 @@ def _layer_reports(base: Any) -> list[LayerReport]:
         return [_layer_report(module, positions, base) for module in base.architecture.self_attentions(base)]
 
 
-def _layer_report(module: PosEncAttention, positions: Positions, base: Any) -> LayerReport:
+def _layer_report(module: PosEncAttention, positions: Positions, base: PreTrainedModel) -> LayerReport:
     seams, layer = positions.active[module.layer_idx], module.layer_schemes(positions)
     active = [_describe(positions.schemes[index], seam) for seam in SEAMS for index in seams[seam]]
     needs_distances = any(scheme.needs_distances for scheme in positions.schemes if scheme.acts_at("score"))
@@ -158,7 +159,7 @@ def _describe(scheme: Scheme, seam: str) -> str:
     return f"{scheme.name}: {seam}" + (f" ({details})" if details else "")
 
 
-def _score_terms(module: PosEncAttention, layer: LayerSchemes, base: Any) -> list[Any]:
+def _score_terms(module: PosEncAttention, layer: LayerSchemes, base: PreTrainedModel) -> list[Any]:
     """The score terms of a layer for two tokens of zeros."""
     if module.process_rank() is not None:
         return _local_score_terms(module, layer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers.configuration_utils import PreTrainedConfig
 
 from hf_posenc.attention import token_like
 from hf_posenc.errors import PosEncError
@@ -19,7 +20,7 @@ def fill_token_types(inputs: dict[str, Any]) -> None:
         inputs["token_type_ids"] = torch.zeros_like(token_like(inputs), dtype=torch.long)
 
 
-def _check_gpt2_config(config: Any) -> None:
+def _check_gpt2_config(config: PreTrainedConfig) -> None:
     if config.reorder_and_upcast_attn:
         raise PosEncError(
             "reorder_and_upcast_attn=True computes attention outside transformers' attention interface, where no "
@@ -44,7 +45,7 @@ def _bert_like(model_type: str, **fields: Any) -> Architecture:
 def _roberta_like(model_type: str) -> Architecture:
     """Positions, and so position_ids, are counted from the padding token's id on."""
 
-    def after_padding(config: Any) -> int:
+    def after_padding(config: PreTrainedConfig) -> int:
         return config.pad_token_id + 1
 
     return _bert_like(model_type, first_row=after_padding, first_position=after_padding)
@@ -168,12 +169,12 @@ ARCHITECTURES = {record.model_type: record for record in _RECORDS}
 ARCHITECTURES.update({alias: ARCHITECTURES[model_type] for alias, model_type in ALIASES.items()})
 
 
-def find_architecture(config: Any) -> Architecture | None:
+def find_architecture(config: PreTrainedConfig) -> Architecture | None:
     """The architecture of a config, stock or variant; None if it is not supported."""
     return ARCHITECTURES.get(getattr(config, "model_type", "").removeprefix(VARIANT_PREFIX))
 
 
-def max_positions(config: Any) -> int:
+def max_positions(config: PreTrainedConfig) -> int:
     """The number of positions that a model was trained with: RoBERTa has 512 for `max_position_embeddings` of 514."""
     architecture = find_architecture(config)
     return config.max_position_embeddings if architecture is None else architecture.shape(config).max_positions

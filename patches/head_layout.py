@@ -105,7 +105,7 @@ def find_head_layout(layer: nn.Module, architecture: Architecture, shape: ModelS
         if module_rows is None:
             return None
         rows += module_rows
-    is_complete = {part.role for part in rows} == set(heads)
+    is_complete = {head_rows.role for head_rows in rows} == set(heads)
     return HeadLayout(rows) if is_complete else None
 
 
@@ -131,10 +131,12 @@ def _rows_of(name: str, module: nn.Module, heads: dict[str, int], head_size: int
         by_role = list(all_rows.view(-1, len(sizes), head_size).unbind(1))
     else:
         by_role = list(all_rows.view(-1, head_size).split(list(sizes.values())))
-    found = []
+    module_rows = []
     for parameter in parameters.values():
         if parameter.ndim == 1 and OUTPUT in sizes:
             continue  # the bias of an output belongs to no head
         parameter_axis = axis if parameter.ndim == 2 else 0
-        found += [HeadRows(role, parameter, parameter_axis, rows) for role, rows in zip(sizes, by_role, strict=True)]
-    return found
+        module_rows += [
+            HeadRows(role, parameter, parameter_axis, rows) for role, rows in zip(sizes, by_role, strict=True)
+        ]
+    return module_rows

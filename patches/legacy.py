@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.config import SchemeOrigin, VariantConfig
 
@@ -78,7 +79,7 @@ def _is_legacy(config: object) -> bool:
     return isinstance(config, VariantConfig) and config.scheme_origin is SchemeOrigin.LEGACY
 
 
-def rename_legacy_tables(model: Any, load_config: Any) -> Any:
+def rename_legacy_tables(model: PreTrainedModel, load_config: Any) -> Any:
     """Read the old tables under their new name. Inert for all other checkpoints."""
     from transformers.core_model_loading import WeightRenaming
 

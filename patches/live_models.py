@@ -52,10 +52,10 @@ def architecture_of(model: nn.Module) -> Architecture:
     architecture = find_architecture(config)
     if architecture is not None and isinstance(model, architecture.family):
         return architecture
-    part = _supported_part(model) if isinstance(model, PreTrainedModel) else None
-    if part is not None:
+    path = _supported_part(model) if isinstance(model, PreTrainedModel) else None
+    if path is not None:
         raise PosEncError(
-            f"{type(model).__name__} is not supported as a whole, but its part model.{part} is: pass that"
+            f"{type(model).__name__} is not supported as a whole, but its part model.{path} is: pass that"
         )
     model_type = getattr(config, "model_type", "")
     subject = f"{type(model).__name__} with a {type(config).__name__}"
@@ -195,7 +195,7 @@ def patched(position_scheme: PositionScheme) -> Iterator[None]:
         raise refuse(outermost.config_class.model_type, f"hf_posenc.patched changed nothing, not {outermost.__name__}")
 
 
-def _check_base(base: Any, architecture: Architecture) -> None:
+def _check_base(base: PreTrainedModel, architecture: Architecture) -> None:
     if isinstance(base, PosEncBaseModel):
         raise PosEncError("A part of the model already has a position scheme; call hf_posenc.restore on it first")
     config_class = architecture.config_class

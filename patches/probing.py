@@ -59,7 +59,14 @@ def probing(model: nn.Module) -> Iterator[list[AttentionCall]]:
         _calls.reset(token)
 
 
-def _probe(module: nn.Module, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+def _probe(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
     """The attention function that records its calls."""
     _calls.get().append(AttentionCall(module, query, key, value, dict(kwargs)))
     kwargs.pop("posenc", None)

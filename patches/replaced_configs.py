@@ -20,15 +20,15 @@ from .attach import with_scheme
 class ReplacedConfig:
     """A stock config, and the variant's config that a live model has in its place."""
 
-    stock: Any
-    variant: Any
+    stock: PreTrainedConfig
+    variant: PreTrainedConfig
     remembered: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The values of the variant's config when `retrofit` was done."""
 
     def remember(self) -> None:
         self.remembered = copy.deepcopy(vars(self.variant))
 
-    def changed_back(self) -> Any:
+    def changed_back(self) -> PreTrainedConfig:
         """The original object, with what was changed in the variant's since, such as the size of the vocabulary."""
         self.variant.become_stock()
         now = vars(self.variant)
@@ -61,13 +61,13 @@ def restore_configs(model: nn.Module, replaced: list[ReplacedConfig]) -> None:
         config.become_stock()
 
 
-def _configs_of(model: nn.Module, config_class: type) -> list[Any]:
+def _configs_of(model: nn.Module, config_class: type) -> list[PreTrainedConfig]:
     """The configs of a class that modules of the model hold, each once."""
     configs = [getattr(module, "config", None) for module in model.modules()]
     return list({id(config): config for config in configs if isinstance(config, config_class)}.values())
 
 
-def _set_configs(model: nn.Module, replacement: Callable[[Any], Any]) -> None:
+def _set_configs(model: nn.Module, replacement: Callable[[PreTrainedConfig], PreTrainedConfig]) -> None:
     """Replace the configs of modules, and those nested in them, where there is a replacement."""
     for module in model.modules():
         config = getattr(module, "config", None)

@@ -43,7 +43,7 @@ class TestBench:
     """A tiny model on which an architecture is checked."""
 
     architecture: Architecture
-    base: Any
+    base: PreTrainedModel
     """The stock base model. Copied, never changed."""
     model: PreTrainedModel
     """The stock model with a head, if the architecture has one."""
@@ -55,7 +55,7 @@ class TestBench:
         if backend is not None:
             set_attn_implementation(base.config, backend)
         retrofit(base, scheme)
-        randomize(nn.ModuleList([part for name, part in base.named_modules() if name.endswith("position_scheme")]))
+        randomize(nn.ModuleList([module for name, module in base.named_modules() if name.endswith("position_scheme")]))
         return base.eval()
 
 
@@ -68,7 +68,7 @@ def randomize(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def outputs(model: Any, tokens: torch.Tensor | None = None, **inputs: Any) -> torch.Tensor:
+def outputs(model: PreTrainedModel, tokens: torch.Tensor | None = None, **inputs: Any) -> torch.Tensor:
     """The logits of a model, or the hidden states of one without a head."""
     return model(input_ids=probe_tokens() if tokens is None else tokens, **inputs)[0]
 
@@ -210,17 +210,21 @@ def check_gradients(bench: TestBench) -> None:
 def check_save_and_load(bench: TestBench) -> None:
     """Stock checkpoints load with a scheme, and variants load as they were saved."""
     model_class: Any = type(bench.model)
-    own = bench.architecture.stock_scheme
+    stock_scheme = bench.architecture.stock_scheme
     with tempfile.TemporaryDirectory() as stock_path, tempfile.TemporaryDirectory() as variant_path:
         bench.model.save_pretrained(stock_path)
         config = bench.model.config  # passed along: remote code may have two config classes of one name
         stock, stock_info = model_class.from_pretrained(stock_path, config=config, output_loading_info=True)
-        same, info = model_class.from_pretrained(stock_path, config=with_scheme(config, own), output_loading_info=True)
-        _expect_equal(outputs(same.eval()), outputs(stock.eval()), f"loaded with position_scheme={own!r}")
+        same, info = model_class.from_pretrained(
+            stock_path, config=with_scheme(config, stock_scheme), output_loading_info=True
+        )
+        _expect_equal(outputs(same.eval()), outputs(stock.eval()), f"loaded with position_scheme={stock_scheme!r}")
         if any(set(info[kind]) - set(stock_info[kind]) for kind in ("missing_keys", "unexpected_keys")):
             raise CheckFailed(f"loading reports weights that do not fit: {info}")
         variant = model_class.from_pretrained(stock_path, config=with_scheme(config, "shaw"))
-        randomize(nn.ModuleList([part for name, part in variant.named_modules() if name.endswith("position_scheme")]))
+        randomize(
+            nn.ModuleList([module for name, module in variant.named_modules() if name.endswith("position_scheme")])
+        )
         variant.eval().save_pretrained(variant_path)
         loaded, info = type(variant).from_pretrained(variant_path, output_loading_info=True)
         _expect_equal(outputs(loaded.eval()), outputs(variant), "of a saved variant")

@@ -92,7 +92,7 @@ def _kinds_of_layers(values: dict[str, Any], num_layers: int | None) -> dict[str
     return kinds
 
 
-def tested_only(tested: PreTrainedConfig) -> Callable[[Any], None]:
+def tested_only(tested: PreTrainedConfig) -> Callable[[PreTrainedConfig], None]:
     """A check that refuses configs with switches, or kinds of layers, that a test did not cover.
 
     Args:
@@ -105,7 +105,7 @@ def tested_only(tested: PreTrainedConfig) -> Callable[[Any], None]:
     switches = {name: value for name, value in values.items() if isinstance(value, bool) and not HARMLESS.match(name)}
     layer_kinds = _kinds_of_layers(values, NUM_LAYERS)
 
-    def check(config: Any) -> None:
+    def check(config: PreTrainedConfig) -> None:
         given = config.to_dict()
         untested = {name: given.get(name) for name, value in switches.items() if bool(given.get(name)) != value}
         for name, kinds in _kinds_of_layers(given, getattr(config, "num_hidden_layers", None)).items():

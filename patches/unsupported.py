@@ -8,10 +8,13 @@ import inspect
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_posenc.errors import PosEncError
 from hf_posenc.model_types import MODEL_TYPES
+
+if TYPE_CHECKING:
+    from transformers.configuration_utils import PreTrainedConfig
 
 FIELD = "position_scheme"
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -78,7 +81,7 @@ def refuse(model_type: str, subject: object = None) -> PosEncError:
     return PosEncError(prefix + refusal_of(model_type).message(model_type))
 
 
-def _refusal_of_composite(text_config: Any) -> Refusal:
+def _refusal_of_composite(text_config: PreTrainedConfig) -> Refusal:
     text_type = getattr(text_config, "model_type", None)
     if text_type is None or text_type in MODEL_TYPES:
         name = "" if text_type is None else f", here of type {text_type!r}"
@@ -154,10 +157,10 @@ class RefusingField:
     Without it, transformers would drop the argument or keep it as an unused field of the config.
     """
 
-    def __get__(self, config: Any, owner: type | None = None) -> Any:
+    def __get__(self, config: PreTrainedConfig, owner: type | None = None) -> Any:
         return self if config is None else vars(config).get(FIELD)
 
-    def __set__(self, config: Any, value: object) -> None:
+    def __set__(self, config: PreTrainedConfig, value: object) -> None:
         is_generic = self is vars(type(config)).get(FIELD)  # Trainer reads any config.json with the base class
         if is_generic or FIELD in inspect.signature(type(config).__init__).parameters:  # or a field of the class's own
             vars(config)[FIELD] = value

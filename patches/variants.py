@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_utils import PreTrainedModel
 
@@ -31,7 +32,7 @@ from hf_posenc.schemes import is_tracing
 from hf_posenc.spec import PositionScheme
 
 from .architecture import Architecture
-from .attach import SchemeState, attach, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
+from .attach import SchemeState, attach, check_attentions, ignored_keys, init_scheme_weights, plan_schemes, with_scheme
 from .attention_modules import CLASS_MODULE
 from .compat import ModelHooks, attn_implementation, checkpoint_name
 from .from_pretrained import keep_source_name
@@ -51,7 +52,7 @@ _lock = threading.RLock()
 class ConfigAttribute:
     """The `config` of a variant. Reads come from the instance; only setting it is intercepted."""
 
-    def __set__(self, model: Any, config: Any) -> None:
+    def __set__(self, model: PreTrainedModel, config: PreTrainedConfig) -> None:
         # Composite models replace the configs of their parts; whichever it is, it must name the scheme.
         if "config" in vars(model) and not isinstance(config, VariantConfig):
             config.position_scheme = model.config.position_scheme
@@ -67,7 +68,7 @@ class PosEncModel(PickledByStockClass, ModelHooks):
     stock_class: ClassVar[type[PreTrainedModel]]
     config: Any = ConfigAttribute()
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         if not isinstance(config, VariantConfig):
             scheme = patched_scheme.get()
             if scheme is None:
@@ -81,7 +82,7 @@ class PosEncModel(PickledByStockClass, ModelHooks):
         if config.scheme_origin is not SchemeOrigin.CHECKPOINT:
             self._expect_stock_checkpoint(config)
 
-    def _expect_stock_checkpoint(self: Any, config: Any) -> None:
+    def _expect_stock_checkpoint(self: Any, config: PreTrainedConfig) -> None:
         """The scheme is new to the checkpoint: neither its parameters nor a dropped table are worth a warning."""
         missing, unexpected = ignored_keys(base_models(self)[0], self.architecture)
         if config.scheme_origin is SchemeOrigin.LEGACY:  # its parameters are in the checkpoint, and must be
@@ -152,7 +153,8 @@ class PosEncBaseModel(PosEncModel):
             The positions, and what the cache must remember of them.
 
         Raises:
-            PosEncError: If the config was changed after the model was built, or positions cannot be resolved.
+            PosEncError: If the config or an attention module was changed after the model was built, or positions
+                cannot be resolved.
         """
         config, state, tracing = self.config, self.posenc, is_tracing()
         if not tracing and config.position_scheme != state.position_scheme:
@@ -160,6 +162,8 @@ class PosEncBaseModel(PosEncModel):
                 f"config.position_scheme is {config.position_scheme!r}, but the model was built with "
                 f"{state.position_scheme!r}. Change a live model with hf_posenc.restore and hf_posenc.retrofit"
             )
+        if not tracing and not state.attentions_checked:
+            check_attentions(self, self.architecture)
         causal = self._is_causal(inputs)
         schemes, embedding = list(self.position_scheme), self.get_input_embeddings()
         if state.at_embedding and inputs.get("inputs_embeds") is None:
@@ -230,7 +234,7 @@ def _count_from_zero(inputs: dict[str, Any], first_position: int) -> None:
     inputs["position_ids"] = position_ids
 
 
-def base_models(model: nn.Module) -> list[Any]:
+def base_models(model: nn.Module) -> list[PreTrainedModel]:
     """The base models with schemes inside a model: several in an encoder-decoder."""
     return [module for module in model.modules() if isinstance(module, PosEncBaseModel)]
 

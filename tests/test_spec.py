@@ -232,20 +232,20 @@ def values_for(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of(st.sampled_from(typing.get_args(hint)), wild)
     parts = (hint,) if typing.get_origin(hint) is list else typing.get_args(hint) or (hint,)
     sane = []
-    for part in parts:
-        if part is int:
+    for annotation in parts:
+        if annotation is int:
             sane.append(st.integers(1, 80))
-        elif part is float:
+        elif annotation is float:
             sane.append(st.one_of(st.floats(0.01, 1.0), st.floats(1.5, 1e6)))
-        elif part is bool:
+        elif annotation is bool:
             sane.append(st.booleans())
-        elif part is type(None):
+        elif annotation is type(None):
             sane.append(st.none())
-        elif typing.get_origin(part) is typing.Literal:
-            sane.append(st.sampled_from(typing.get_args(part)))
-        elif typing.get_origin(part) is list:
+        elif typing.get_origin(annotation) is typing.Literal:
+            sane.append(st.sampled_from(typing.get_args(annotation)))
+        elif typing.get_origin(annotation) is list:
             sane.append(st.lists(st.sampled_from(["c2p", "p2c"]), max_size=3))
-        elif typing.get_origin(part) is dict:
+        elif typing.get_origin(annotation) is dict:
             sane.append(
                 st.fixed_dictionaries(
                     {"rope_type": st.sampled_from(["linear", "dynamic", "yarn", "default", "bent"])},
@@ -290,7 +290,7 @@ def test_every_value_builds_and_runs_or_names_the_offending_key(scheme: Any, arc
             output = model(tiny.tokens(1, 6), use_cache=False)[0]
     except ValueError as error:
         # Fewer positions asked for than the input has, or a decay that leaves the dtype within it.
-        assert any(part in str(error) for part in keys_of(scheme) | {"table serves"}), (scheme, error)
+        assert any(key in str(error) for key in keys_of(scheme) | {"table serves"}), (scheme, error)
         return
     assert output.isfinite().all(), scheme
 

@@ -120,7 +120,7 @@ def story_shortfall() -> Callable[[Any], float]:
 
 @torch.no_grad()
 def _perplexity(model: Any, ids: torch.Tensor) -> float:
-    losses = [model(part, labels=part).loss.item() * len(part) for part in ids.split(12)]
+    losses = [model(batch, labels=batch).loss.item() * len(batch) for batch in ids.split(12)]
     return math.exp(sum(losses) / len(ids))
 
 
@@ -200,7 +200,7 @@ def sentence_shortfall() -> Callable[[Any], float]:
 
 @torch.no_grad()
 def embeddings(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    return torch.cat([model(part).last_hidden_state.mean(1) for part in ids.split(16)])
+    return torch.cat([model(batch).last_hidden_state.mean(1) for batch in ids.split(16)])
 
 
 STORIES = Task(

@@ -1,10 +1,10 @@
 """Attention in which far keys have another rotation than near ones, so that their distances are remapped.
 
-Keys fall into parts by their position, and each pair of query and key is in exactly one. Either the logits of all parts
-are written into one tensor, a chunk of queries at a time, or each part is a call of a kernel that also returns the
-log-sum-exp of its logits. Outputs of parts, weighted by these, sum to the exact result.
+Keys fall into bands by their position, and each pair of query and key is in exactly one. Either the logits of all bands
+are written into one tensor, a chunk of queries at a time, or each band is a call of a kernel that also returns the
+log-sum-exp of its logits. Outputs of bands, weighted by these, sum to the exact result.
 
-Shape legend: B batch, H heads, G key heads, Q queries, M queries of a chunk, K keys, S keys of a part, D head size.
+Shape legend: B batch, H heads, G key heads, Q queries, M queries of a chunk, K keys, S keys of a band, D head size.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .masks import visible_keys
 
 KERNEL_CHUNK, WEIGHTS_CHUNK = 256, 256
 """Queries per chunk: computed by a kernel, and with explicit weights. Larger chunks compute more pairs of the wrong
-part, which the mask hides."""
+band, which the mask hides."""
 KERNEL_NAME = "_scaled_dot_product_flash_attention_for_cpu"
 """torch's flash attention for CPUs, below scaled_dot_product_attention, which does not return the log-sum-exp."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Band:
     """The keys from one position on and before another, with the queries and keys rotated for each other."""
 
     query: torch.Tensor
@@ -37,7 +37,7 @@ class Part:
     stop_BQ: torch.Tensor | None
 
     def holds(self, keys_BK: torch.Tensor, queries: slice) -> torch.Tensor:
-        """(B or 1, 1, M, K): True for keys of this part."""
+        """(B or 1, 1, M, K): True for keys of this band."""
         inside = None if self.start_BQ is None else keys_BK[:, None] >= self.start_BQ[:, queries, None]
         if self.stop_BQ is not None:
             before = keys_BK[:, None] < self.stop_BQ[:, queries, None]
@@ -46,7 +46,7 @@ class Part:
         return inside[:, None]
 
     def columns(self, keys_BK: torch.Tensor, queries: slice) -> slice:
-        """The slots that hold this part's keys of any query; all if tensors cannot be read."""
+        """The slots that hold this band's keys of any query; all if tensors cannot be read."""
         if is_tracing():
             return slice(0, keys_BK.shape[1])
         held_BK = torch.ones_like(keys_BK, dtype=torch.bool)
@@ -57,7 +57,7 @@ class Part:
         return _span(held_BK.any(0))
 
     def full_columns(self, keys_BK: torch.Tensor, queries: slice) -> slice:
-        """The slots that hold keys of this part for all queries, and that a causal mask hides from none of them."""
+        """The slots that hold keys of this band for all queries, and that a causal mask hides from none of them."""
         held_BK = (torch.arange(keys_BK.shape[1], device=keys_BK.device) <= queries.start).expand_as(keys_BK)
         if self.start_BQ is not None:
             held_BK = held_BK & (keys_BK >= self.start_BQ[:, queries].amax(-1, keepdim=True))
@@ -74,15 +74,15 @@ def _span(held_K: torch.Tensor) -> slice:
     return slice(int(slots[0]), int(slots[-1]) + 1) if len(slots) else slice(0, 0)
 
 
-def split_parts(call: AttentionCall) -> tuple[list[Part], torch.Tensor]:
-    """The parts of an attention, near keys first, and the positions of the keys, (B or 1, K)."""
+def split_bands(call: AttentionCall) -> tuple[list[Band], torch.Tensor]:
+    """The bands of an attention, near keys first, and the positions of the keys, (B or 1, K)."""
     assert call.remap is not None
     starts_BQ, keys_BK, rotate_queries, rotate_keys = call.remap
     far_key = rotate_keys(call.key)
-    parts = [Part(call.query, call.key, starts_BQ[0], None)]
+    bands = [Band(call.query, call.key, starts_BQ[0], None)]
     for start_BQ, stop_BQ, rotate in zip((*starts_BQ[1:], None), starts_BQ, rotate_queries, strict=True):
-        parts.append(Part(rotate(call.query), far_key, start_BQ, stop_BQ))
-    return parts, keys_BK[:, : call.key.shape[2]]
+        bands.append(Band(rotate(call.query), far_key, start_BQ, stop_BQ))
+    return bands, keys_BK[:, : call.key.shape[2]]
 
 
 def _mask_of(call: AttentionCall, queries: slice) -> torch.Tensor | None:
@@ -96,7 +96,7 @@ def _mask_of(call: AttentionCall, queries: slice) -> torch.Tensor | None:
 def _restrict(
     call: AttentionCall, mask: torch.Tensor | None, inside: torch.Tensor, queries: slice, columns: slice
 ) -> torch.Tensor:
-    """True where a key is in a part and visible."""
+    """True where a key is in a band and visible."""
     if mask is not None:
         return inside & visible_keys(mask[..., columns])
     if not call.causal:
@@ -106,7 +106,7 @@ def _restrict(
 
 
 def _weights(
-    call: AttentionCall, parts: Sequence[Part], keys_BK: torch.Tensor, queries: slice, heads: slice, key_heads: slice
+    call: AttentionCall, bands: Sequence[Band], keys_BK: torch.Tensor, queries: slice, heads: slice, key_heads: slice
 ) -> torch.Tensor:
     """(B, H, M, K): the attention weights in float32 or wider."""
     mask, wide = _mask_of(call, queries), torch.promote_types(call.query.dtype, torch.float32)
@@ -114,17 +114,17 @@ def _weights(
     num_heads, lowest = heads.stop - heads.start, torch.finfo(wide).min
     shape = (call.query.shape[0], num_heads, queries.stop - queries.start, call.key.shape[2])
     logits = call.query.new_full(shape, lowest, dtype=wide)
-    for part in parts:
-        columns = part.columns(keys_BK, queries)
+    for band in bands:
+        columns = band.columns(keys_BK, queries)
         if columns.start == columns.stop:
             continue
-        key = repeat_key_heads(part.key[:, key_heads, columns], num_heads)
-        products = part.query[:, heads, queries].matmul(key.transpose(-1, -2)).to(wide) * call.scaling
+        key = repeat_key_heads(band.key[:, key_heads, columns], num_heads)
+        products = band.query[:, heads, queries].matmul(key.transpose(-1, -2)).to(wide) * call.scaling
         if (softcap := call.stock_kwargs.get("softcap")) is not None:
             products = softcap * torch.tanh(products / softcap)
         if mask is not None and mask.dtype != torch.bool:
             products = (products + mask[..., columns].to(wide)).clamp(min=lowest)
-        visible = _restrict(call, mask, part.holds(keys_BK[:, columns], queries), queries, columns)
+        visible = _restrict(call, mask, band.holds(keys_BK[:, columns], queries), queries, columns)
         logits[..., columns] = torch.where(visible, products, logits[..., columns])
     sinks_H: torch.Tensor | None = call.stock_kwargs.get("s_aux")
     if sinks_H is None:
@@ -135,9 +135,9 @@ def _weights(
 
 def remapped_attention(call: AttentionCall) -> AttentionOutput:
     """All queries at once, with explicit weights."""
-    parts, keys_BK = split_parts(call)
+    bands, keys_BK = split_bands(call)
     queries, heads = slice(0, call.query.shape[2]), slice(0, call.query.shape[1])
-    weights = _weights(call, parts, keys_BK, queries, heads, slice(0, call.key.shape[1]))
+    weights = _weights(call, bands, keys_BK, queries, heads, slice(0, call.key.shape[1]))
     dropped = nn.functional.dropout(weights, p=call.dropout, training=call.module.training).to(call.value.dtype)
     output_BHQD = dropped.matmul(repeat_key_heads(call.value, heads.stop))
     return output_BHQD.transpose(1, 2).contiguous(), dropped
@@ -145,11 +145,11 @@ def remapped_attention(call: AttentionCall) -> AttentionOutput:
 
 def remapped_attention_chunked(call: AttentionCall) -> AttentionOutput:
     """A few heads and queries at a time; the backward pass computes their weights again."""
-    parts, keys_BK = split_parts(call)
+    bands, keys_BK = split_bands(call)
     recompute = torch.is_grad_enabled()
 
     def attend(queries: slice, heads: slice, key_heads: slice) -> torch.Tensor:
-        weights = _weights(call, parts, keys_BK, queries, heads, key_heads)
+        weights = _weights(call, bands, keys_BK, queries, heads, key_heads)
         weights = nn.functional.dropout(weights, p=call.dropout, training=call.module.training)
         value = repeat_key_heads(call.value[:, key_heads], heads.stop - heads.start)
         return weights.to(value.dtype).matmul(value).transpose(1, 2)
@@ -165,28 +165,28 @@ def remapped_attention_chunked(call: AttentionCall) -> AttentionOutput:
 
 
 def remapped_attention_merged(call: AttentionCall) -> AttentionOutput:
-    """A kernel call for each part of a few queries, merged by the log-sum-exp of their logits. Without gradients."""
+    """A kernel call for each band of a few queries, merged by the log-sum-exp of their logits. Without gradients."""
     kernel = getattr(torch.ops.aten, KERNEL_NAME, None)
     if kernel is None or call.value.shape[-1] != call.query.shape[-1]:
         return remapped_attention_chunked(call)
-    parts, keys_BK = split_parts(call)
+    bands, keys_BK = split_bands(call)
     num_heads = call.query.shape[1]
-    parts = [dataclasses.replace(part, key=repeat_key_heads(part.key, num_heads)) for part in parts]
+    bands = [dataclasses.replace(band, key=repeat_key_heads(band.key, num_heads)) for band in bands]
     value = repeat_key_heads(call.value, num_heads)
     output_BQHD = torch.empty_like(call.query.transpose(1, 2), memory_format=torch.contiguous_format)
     lowest = torch.finfo(value.dtype).min
     for queries in _query_chunks(call, KERNEL_CHUNK):
         mask = _mask_of(call, queries)
         merged: tuple[torch.Tensor, torch.Tensor] | None = None
-        for part in parts:
-            for columns, masked in _kernel_columns(call, part, keys_BK, queries):
+        for band in bands:
+            for columns, masked in _kernel_columns(call, band, keys_BK, queries):
                 bias = None
                 if masked:
-                    visible = _restrict(call, mask, part.holds(keys_BK[:, columns], queries), queries, columns)
+                    visible = _restrict(call, mask, band.holds(keys_BK[:, columns], queries), queries, columns)
                     additive = mask is not None and mask.dtype != torch.bool
                     bias = mask[..., columns].to(value.dtype) if additive and mask is not None else value.new_zeros(())
                     bias = torch.where(visible, bias, lowest)
-                states = (part.query[:, :, queries], part.key[:, :, columns], value[:, :, columns])
+                states = (band.query[:, :, queries], band.key[:, :, columns], value[:, :, columns])
                 output, lse = kernel(*states, 0.0, False, attn_mask=bias, scale=call.scaling)
                 merged = (output, lse) if merged is None else _merge(*merged, output, lse)
         assert merged is not None
@@ -194,12 +194,12 @@ def remapped_attention_merged(call: AttentionCall) -> AttentionOutput:
     return output_BQHD, None
 
 
-def _kernel_columns(call: AttentionCall, part: Part, keys_BK: torch.Tensor, queries: slice) -> list[tuple[slice, bool]]:
-    """The slots of a part in runs, and whether each needs a mask. A mask costs more than one more call."""
-    columns = part.columns(keys_BK, queries)
+def _kernel_columns(call: AttentionCall, band: Band, keys_BK: torch.Tensor, queries: slice) -> list[tuple[slice, bool]]:
+    """The slots of a band in runs, and whether each needs a mask. A mask costs more than one more call."""
+    columns = band.columns(keys_BK, queries)
     if not call.causal:
         return [(columns, True)] if columns.start < columns.stop else []
-    columns, full = slice(columns.start, min(columns.stop, queries.stop)), part.full_columns(keys_BK, queries)
+    columns, full = slice(columns.start, min(columns.stop, queries.stop)), band.full_columns(keys_BK, queries)
     runs = [(columns, True)]
     if full.start < full.stop:
         runs = [(slice(columns.start, full.start), True), (full, False), (slice(full.stop, columns.stop), True)]

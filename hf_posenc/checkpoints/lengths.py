@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+
+from transformers import PreTrainedConfig
 
 from ..config import STOCK_LENGTH_KEY
 from ..errors import PosEncError
@@ -44,7 +45,7 @@ def check_max_length(schemes: Iterable[Scheme], max_length: int) -> None:
             )
 
 
-def config_length(config: Any) -> int:
+def config_length(config: PreTrainedConfig) -> int:
     """The longest input that a config names, in tokens.
 
     Args:
@@ -59,7 +60,7 @@ def config_length(config: Any) -> int:
     return config.max_position_embeddings + architecture.extra_rows - first_row
 
 
-def set_config_length(config: Any, max_length: int, uses_stock_table: bool) -> None:
+def set_config_length(config: PreTrainedConfig, max_length: int, uses_stock_table: bool) -> None:
     """Set `max_position_embeddings` of a variant's config; its schemes keep the trained length.
 
     The field stays as it is where it decides what the model computes: the size of a position table that is kept, or the

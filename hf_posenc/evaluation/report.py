@@ -181,7 +181,7 @@ def _csv_rows(metric: str, result: Result) -> Iterator[dict[str, object]]:
     shared = {"metric": metric, "model": result.model, "length": result.length}
     if result.stopped:
         yield {**shared, "stopped": result.stopped.reason}
-    parts = [part for value in vars(result).values() if isinstance(value, tuple) for part in value]
+    parts = [row for value in vars(result).values() if isinstance(value, tuple) for row in value]
     for record in (result, *filter(dataclasses.is_dataclass, parts)):
         breakdown = [str(value) for name, value in vars(record).items() if name in BREAKDOWN_FIELDS]
         for quantity, value in vars(record).items():
@@ -253,7 +253,7 @@ def _render_fitting(title: str, rows: Sequence[Sequence[str]], num_labels: int =
         if parts[-1] and _width([[row[index] for index in chosen] for row in rows]) > MAX_WIDTH:
             parts.append([])
         parts[-1].append(column)
-    selections = [[*range(num_labels), *part] for part in parts]
+    selections = [[*range(num_labels), *columns] for columns in parts]
     titles = [title, *(f"{title}, continued" for _ in parts[1:])]
     tables = [[[row[index] for index in selection] for row in rows] for selection in selections]
     return "\n\n".join(_render(heading, table) for heading, table in zip(titles, tables, strict=True))

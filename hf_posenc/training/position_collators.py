@@ -112,7 +112,7 @@ class DataCollatorWithPositions:
             raise PosEncError("position_ids of the rows jump already: leave them out, or count from 0 by one")
         return documents_BN
 
-    def _generator(self, feature: Any) -> np.random.Generator:
+    def _generator(self, feature: object) -> np.random.Generator:
         """Randomness that depends on a row's tokens, before padding and masking, and on nothing else of the batch."""
         ids = feature[INPUT_IDS] if isinstance(feature, Mapping) else None
         if ids is None:

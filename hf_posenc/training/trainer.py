@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
@@ -107,7 +108,7 @@ class RecoveryTrainer(CheckpointingTrainer):
             split_parameter_group(optimizer, parameter_ids, self.position_learning_rate)
         return optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
         """With `warmup_steps` below 1, a fraction of the training, warms up over at least ten steps."""
         fraction = self.args.warmup_steps
         if 0 < fraction < 1:
@@ -118,7 +119,11 @@ class RecoveryTrainer(CheckpointingTrainer):
             self.args.warmup_steps = fraction
 
     def compute_loss(
-        self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         if not self._distills(model, inputs):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)

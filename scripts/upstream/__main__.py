@@ -92,10 +92,10 @@ def main() -> None:
         for number, name in enumerate(arguments.schemes):
             scheme = json.loads(name) if name.startswith(("{", "[")) else name
             variant = run_suite(*run, scheme, where / f"{number}.jsonl", arguments.only)
-            found = deviations(stock, variant)
-            total += len(found)
-            print(f"{model_type}, {name}: {len(found)} deviations in {len(variant)} tests", flush=True)
-            for kind, test, reason in found:
+            differences = deviations(stock, variant)
+            total += len(differences)
+            print(f"{model_type}, {name}: {len(differences)} deviations in {len(variant)} tests", flush=True)
+            for kind, test, reason in differences:
                 print(f"  {kind}: {test}  {' '.join(reason.split())[:200]}", flush=True)
     sys.exit(bool(total))
 

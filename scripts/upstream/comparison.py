@@ -32,16 +32,16 @@ def deviations(stock: Outcomes, variant: Outcomes) -> list[Deviation]:
     Returns:
         What deviates, without what is excused.
     """
-    found = []
+    deviations = []
     for test in sorted(stock.keys() | variant.keys()):
         before, now = stock.get(test), variant.get(test)
         if now is None or before is None:
-            found.append(Deviation("not run", test, "for the variant" if now is None else "for the stock model"))
+            deviations.append(Deviation("not run", test, "for the variant" if now is None else "for the stock model"))
             continue
         kind = _kind(before, now)
         if kind is not None and not any(re.search(pattern, test) for pattern in EXCUSED):
-            found.append(Deviation(kind, test, now["reason"]))
-    return found
+            deviations.append(Deviation(kind, test, now["reason"]))
+    return deviations
 
 
 def _kind(before: dict[str, Any], now: dict[str, Any]) -> str | None:

@@ -35,8 +35,8 @@ def reset_compiler() -> None:
     torch._dynamo.reset()
 
 
-# Every compilation takes seconds, so `make test` has each form of term in one of the tests of this file: key and value
-# tables here; key and query tables, a bias by distance, rotation and a dense term below; separable in test_flex.py.
+# Every compilation takes seconds, so `make test` compiles a few kinds only: a rotation here, a bias by distance and
+# several schemes in one model below, a separable term in test_flex.py.
 @pairs_with_fast(("rope", "llama"))
 def test_compiled_model_equals_eager_execution(case: Case, architecture: str) -> None:
     model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 12)
@@ -52,7 +52,7 @@ def test_compiled_model_equals_eager_execution(case: Case, architecture: str) ->
             torch.testing.assert_close(logits[:, visible], expected[:, visible], rtol=0, atol=1e-5)
 
 
-@pairs_with_fast(("deberta", "bert"))
+@pairs_with_fast()
 def test_compiled_training_step_equals_eager_execution(case: Case, architecture: str) -> None:
     gradients = []
     for compiled in (False, True):

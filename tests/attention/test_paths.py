@@ -21,6 +21,7 @@ from hf_posenc.schemes.terms import DistanceBias, DistanceTable, KeyTerm, QueryT
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES, CASES, Case, pairs
+from tests.support.sampling import combinations
 from tests.support.tensor_sizes import LargestTensor, storage_size
 
 SCORE_CASES = [case for case in CASES if case.scores]
@@ -180,8 +181,7 @@ def test_band_products_equal_a_loop() -> None:
             assert (products_by_distance(query, rows.flip(1), num_keys) - query_products).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("num_key_heads", [4, 2, 1])
+@combinations(causal=[True, False], num_key_heads=[4, 2, 1])
 @pytest.mark.usefixtures("small_chunks")
 def test_gradient_of_a_strided_bias(causal: bool, num_key_heads: int) -> None:
     generator = torch.Generator().manual_seed(0)

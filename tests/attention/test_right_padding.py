@@ -9,6 +9,7 @@ import torch
 
 from tests.support import tiny_models as tiny
 from tests.support.cases import DECODERS
+from tests.support.sampling import combinations
 
 PADDED = [0, -3, -1]
 """How many slots at the end of each row are padding."""
@@ -21,8 +22,7 @@ def prompt() -> tuple[torch.Tensor, torch.Tensor]:
     return ids * mask, mask
 
 
-@pytest.mark.parametrize("architecture", DECODERS)
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@combinations(architecture=DECODERS, scheme=SCHEMES)
 def test_generation_does_not_depend_on_cache_or_backend(architecture: str, scheme: Any) -> None:
     model = tiny.model(architecture, scheme)
     ids, mask = prompt()
@@ -46,9 +46,9 @@ def test_new_tokens_continue_the_prompt(scheme: Any) -> None:
         assert torch.equal(alone[0, count:], padded[row, 9:])
 
 
-@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
-@pytest.mark.parametrize("scheme", ["alibi", "t5", "deberta", "tupe"])
-@pytest.mark.parametrize("with_positions", [False, True])
+@combinations(
+    architecture=["bert", "gpt2", "llama"], scheme=["alibi", "t5", "deberta", "tupe"], with_positions=[False, True]
+)
 @torch.no_grad()
 def test_outputs_at_padding_after_the_tokens_are_the_same_on_all_backends(
     architecture: str, scheme: str, with_positions: bool

@@ -12,6 +12,7 @@ import hf_posenc
 from hf_posenc.cli import app
 from hf_posenc.hub import push
 from tests.support import word_level_tokenizer as word_level
+from tests.support.sampling import combinations, some
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_a_description_next_to_the_data_is_not_data(checkpoint: Path, tmp_path: 
     assert done.exit_code == 0, (done.output, done.exception)
 
 
-@pytest.mark.parametrize("place", ["FILE/x", "/proc/x", "/dev/full/x", "LONG"])
+@some("place", ["FILE/x", "/proc/x", "/dev/full/x", "LONG"], fast=["FILE/x", "LONG"])
 def test_bad_places(place: str, checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "text.txt").write_text(word_level.text(200))
@@ -93,8 +94,10 @@ def test_a_full_disk_leaves_no_file(checkpoint: Path, tmp_path: Path, monkeypatc
     assert (tmp_path / "old.csv").read_text() == "old"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "\x00", '"x"', "[" * 5000])
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json", "run.json"])
+@combinations(
+    text=["", "{", "[]", "\x00", '"x"', "[" * 5000],
+    name=["config.json", "tokenizer_config.json", "generation_config.json", "run.json"],
+)
 def test_damaged_json(name: str, text: str, checkpoint: Path, tmp_path: Path) -> None:
     hf_posenc.convert_checkpoint(checkpoint, "alibi", tmp_path / "variant")
     for directory in (checkpoint, tmp_path / "variant"):

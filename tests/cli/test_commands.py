@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from hf_posenc.cli import app
 from tests.support.hostile_yaml import HOSTILE_YAML
+from tests.support.sampling import some
 
 COMMANDS = ("schemes", "convert", "export", "train", "eval", "plot", "push", "inspect", "enable", "disable")
 WITHOUT_DEFAULT = {
@@ -74,7 +75,11 @@ def test_the_module_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert capsys.readouterr().out == CliRunner().invoke(app, ["schemes", "--json"]).output
 
 
-@pytest.mark.parametrize("name", sorted(set(HOSTILE_YAML) - {"a key that is no string", "reserved name"}))
+@some(
+    "name",
+    sorted(set(HOSTILE_YAML) - {"a key that is no string", "reserved name"}),
+    fast=["aliases", "deep lists", "code"],
+)
 def test_hostile_config_file(name: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(HOSTILE_YAML[name])
     done = CliRunner().invoke(app, ["train", "--config", str(tmp_path / "run.yaml")])

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from hf_posenc.cli import app
 from hf_posenc.evaluation import run as run_module
 from tests.support.evaluation import random_ids, save_checkpoint, to_text
+from tests.support.sampling import combinations
 
 
 @pytest.fixture
@@ -113,8 +114,7 @@ def test_invalid_options_exit_with_2_before_evaluating(
     assert len(completed.output) < 1200
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-@pytest.mark.parametrize("name", ["transformer.ln_f.weight", "transformer.wte.weight"])
+@combinations(value=["nan", "inf"], name=["transformer.ln_f.weight", "transformer.wte.weight"])
 def test_json_never_contains_nan(workspace: Path, name: str, value: str) -> None:
     path = workspace / "alibi" / "model.safetensors"
     tensors = load_file(path)

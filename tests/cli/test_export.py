@@ -93,8 +93,8 @@ def test_convert_tells_when_a_stock_config_would_do(tmp_path: Path) -> None:
         conversion = hf_posenc.convert_checkpoint(source, scheme, tmp_path / "other", force=True)
         assert conversion.stock_rope_parameters is None
         assert "--stock" not in str(conversion)
-    own = hf_posenc.convert_checkpoint(source, "rope", tmp_path / "own").stock_rope_parameters
-    assert own == {"rope_type": "default", "rope_theta": 10000.0}
+    rope_parameters = hf_posenc.convert_checkpoint(source, "rope", tmp_path / "own").stock_rope_parameters
+    assert rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def test_convert_to_stock(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import hf_posenc
 from hf_posenc.cli import app
 from tests.support import word_level_tokenizer as word_level
+from tests.support.sampling import some
 
 DEEP = "[" * 900 + "]" * 900
 
@@ -72,7 +73,7 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@some("name", HOSTILE, fast=["pickle", "model code", "deep config"])
 def test_hostile_checkpoints_are_refused(name: str, checkpoint: Path, tmp_path: Path) -> None:
     created, text = tmp_path / "created", str(tmp_path / "text.txt")
     HOSTILE[name](checkpoint, created)

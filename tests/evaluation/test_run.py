@@ -234,12 +234,12 @@ def test_two_processes_give_the_results_of_one(workspace: dict[str, str]) -> Non
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-3000:]
     two = json.loads(process.stdout)
-    one = run(
+    single = run(
         workspace, results_path=None, lengths=["0.5x", "2x"], batch_tokens=100, passkey_trials=3,
         passkey_depths=(0.0, 1.0), metrics=["perplexity", "passkey", "order", "similarity"],
     )  # fmt: skip
     assert two.pop("num_processes") == 2
-    assert is_close({**two, "num_processes": 1}, json.loads(json.dumps(one.to_dict())))
+    assert is_close({**two, "num_processes": 1}, json.loads(json.dumps(single.to_dict())))
     assert two["perplexity"][1]["stopped"]["max_length"] == 48
     assert len(json.loads(Path(workspace["results"]).read_text())["results"]["perplexity"]) == 4
 

@@ -15,8 +15,8 @@ from tests.support.hub_variants import saved
 def test_code_of_strangers_is_not_pushed(hub: Hub, owner: Client, tmp_path: Path) -> None:
     saved(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    own = config["auto_map"]
-    config["auto_map"] = {**own, "AutoTokenizer": ["trap.Trap", None], "AutoModel": "somebody/trap--trap.Trap"}
+    auto_map = config["auto_map"]
+    config["auto_map"] = {**auto_map, "AutoTokenizer": ["trap.Trap", None], "AutoModel": "somebody/trap--trap.Trap"}
     (tmp_path / "config.json").write_text(json.dumps({**config, "custom_pipelines": {"x": {"impl": "trap.Trap"}}}))
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": "trap.Trap"}, "kept": 1}')
     for name in ("trap.py", "tokenizer_trap.py"):
@@ -26,8 +26,8 @@ def test_code_of_strangers_is_not_pushed(hub: Hub, owner: Client, tmp_path: Path
     files = hub.files("me/variant")
     assert [name for name in files if name.endswith(".py")] == ["modeling_hf_posenc.py"]
     assert not [name for name, content in files.items() if b"trap" in content]
-    del own["AutoModel"]
-    assert json.loads(files["config.json"])["auto_map"] == own
+    del auto_map["AutoModel"]
+    assert json.loads(files["config.json"])["auto_map"] == auto_map
     assert json.loads(files["tokenizer_config.json"]) == {"kept": 1}
     assert {"trap.py", "tokenizer_trap.py", "auto_map in config.json"} <= set(done["left_out"])
     assert (tmp_path / "config.json").read_text() == before

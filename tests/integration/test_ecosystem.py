@@ -135,7 +135,11 @@ def arguments(directory: Path, **changes: Any) -> TrainingArguments:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "scheme"), [("gpt2", "t5"), ("llama", ["rope", {"type": "alibi", "learned": True}])]
+    ("architecture", "scheme"),
+    [
+        ("gpt2", "t5"),
+        pytest.param("llama", ["rope", {"type": "alibi", "learned": True}], marks=pytest.mark.slow),
+    ],
 )
 def test_trainer_trains_the_scheme_and_resumes_to_the_same_weights(
     architecture: str, scheme: Any, tmp_path: Path

@@ -34,6 +34,7 @@ from tests.support.model_oracles import (
     rename_weights,
     run_with_weights,
 )
+from tests.support.sampling import combinations
 
 BOTH = ["c2p", "p2c"]
 HEADS_BY_TERMS = {1: 12, 2: 8}
@@ -148,8 +149,7 @@ def test_deberta_v2_equals_bert_with_deberta(
     assert_bert_equals_deberta(oracle, (kind, length), output, weights, 1.0, 1.0, **scheme)
 
 
-@pytest.mark.parametrize("limit", [6, 20], ids=["past-table", "within-table"])
-@pytest.mark.parametrize("terms", [BOTH, ["c2p"], ["p2c"]], ids="+".join)
+@combinations(limit=[6, 20], terms=[BOTH, ["c2p"], ["p2c"]])
 def test_deberta_v1_equals_bert_with_separate_projections(terms: list[str], limit: int) -> None:
     """Positions have separate projections here, so DeBERTa's matrices can absorb our two numbers per head.
 
@@ -168,8 +168,8 @@ def test_deberta_v1_equals_bert_with_separate_projections(terms: list[str], limi
     weights = rename_weights(oracle, rules)
     for fused in [name for name in weights if name.endswith("in_proj.weight")]:
         parts = weights.pop(fused).unflatten(0, (heads, 3, -1)).unbind(1)
-        for name, part in zip(("query", "key", "value"), parts, strict=True):
-            weights[fused.replace("in_proj", name)] = part.flatten(0, 1)
+        for name, weight in zip(("query", "key", "value"), parts, strict=True):
+            weights[fused.replace("in_proj", name)] = weight.flatten(0, 1)
     ones, numbers = torch.ones(heads, dtype=torch.float64), torch.linspace(0.6, 1.5, heads, dtype=torch.float64)
     oracle.scale, oracle.gain = torch.nn.Parameter(numbers), torch.nn.Parameter(numbers.flip(0))
     factors = {"in_proj": torch.stack([ones, oracle.scale, ones], 1).flatten(), "pos_proj": oracle.gain}

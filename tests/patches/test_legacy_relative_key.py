@@ -67,9 +67,9 @@ def test_a_decoder_gives_the_same_with_a_cache() -> None:
     name = "bert_v4_decoder_relative_key_query"
     model, expected = load(name), load_file(FIXTURES / name / "expected.safetensors")
     with torch.no_grad():
-        found = model(expected["input_ids"], use_cache=True).logits
-    torch.testing.assert_close(found, expected["logits"], rtol=0, atol=1e-9)
-    assert (found[:1] - expected["logits_cached"]).abs().max() > 0.1
+        logits = model(expected["input_ids"], use_cache=True).logits
+    torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=1e-9)
+    assert (logits[:1] - expected["logits_cached"]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("directory", [KEY, QUERY], ids=lambda path: path.name)
@@ -84,10 +84,10 @@ def test_past_the_trained_length_by_clipping(directory: Path) -> None:
     with torch.no_grad():
         for layer, wide in zip(model.bert.encoder.layer, other.bert.encoder.layer, strict=True):
             wide.attention.self.position_scheme["0"].keys.copy_(layer.attention.self.position_scheme["0"].keys[rows])
-        found = model(ids).logits
-        torch.testing.assert_close(found, other(ids).logits, rtol=0, atol=1e-9)
+        logits = model(ids).logits
+        torch.testing.assert_close(logits, other(ids).logits, rtol=0, atol=1e-9)
         wide.attention.self.position_scheme["0"].keys[3] += 0.01
-        assert (other(ids).logits - found).abs().max() > 1e-5
+        assert (other(ids).logits - logits).abs().max() > 1e-5
 
 
 @by_directory
@@ -100,8 +100,8 @@ def test_saved_again_it_is_a_variant_like_any_other(name: str, tmp_path: Path) -
     assert written["model_type"] == "posenc_bert"
     assert not [field for field in written if "embedding_type" in field or "legacy" in field]
     names = load_file(tmp_path / "model.safetensors").keys()
-    assert not [found for found in names if "distance_embedding" in found]
-    assert len([found for found in names if found.endswith("position_scheme.0.keys")]) == 2
+    assert not [name for name in names if "distance_embedding" in name]
+    assert len([name for name in names if name.endswith("position_scheme.0.keys")]) == 2
     again, info = auto.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     ids = torch.arange(1, 13)[None]
@@ -132,8 +132,10 @@ def test_all_ways_in_read_the_tables(how: Any) -> None:
 def test_shards_and_half_precision(tmp_path: Path) -> None:
     weights = load_file(KEY / "model.safetensors")
     names = sorted(weights)
-    for number, part in enumerate((names[::2], names[1::2])):
-        save_file({name: weights[name] for name in part}, tmp_path / f"{number}.safetensors", metadata={"format": "pt"})
+    for number, shard in enumerate((names[::2], names[1::2])):
+        save_file(
+            {name: weights[name] for name in shard}, tmp_path / f"{number}.safetensors", metadata={"format": "pt"}
+        )
     index = {name: f"{place % 2}.safetensors" for place, name in enumerate(names)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     shutil.copy(KEY / "config.json", tmp_path)
@@ -189,6 +191,7 @@ def test_other_values_and_other_classes_are_left_alone() -> None:
     assert other.position_scheme is None
 
 
+@pytest.mark.slow
 def test_a_relative_bert_config_can_be_made_absolute() -> None:
     config = BertConfig(position_embedding_type="relative_key_query")
     assert config.position_embedding_type == "relative_key_query"

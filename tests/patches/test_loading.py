@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from transformers import (
 from transformers.models.auto import modeling_auto
 
 import hf_posenc
-from hf_posenc.errors import install_command
+from hf_posenc.errors import PosEncError, install_command
 from tests.support import tiny_models as tiny
 from tests.support.cases import Case, pairs
 
@@ -40,15 +41,15 @@ def stock(architecture: str, tmp_path: Path) -> Path:
     return tmp_path / "stock"
 
 
-def same_model(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    assert one.config.position_scheme == other.config.position_scheme
-    first, second = one.state_dict(), other.state_dict()
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+def same_model(first: Any, second: Any) -> None:
+    assert type(first) is type(second)
+    assert first.config.position_scheme == second.config.position_scheme
+    weights, expected = first.state_dict(), second.state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
     ids = tiny.tokens()
     with torch.no_grad():
-        assert torch.equal(one.eval()(ids)[0], other.eval()(ids)[0])
+        assert torch.equal(first.eval()(ids)[0], second.eval()(ids)[0])
 
 
 @by_pair
@@ -161,21 +162,21 @@ def test_report_of_a_fresh_retrofit_is_clean(case: Case, architecture: str, stoc
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
 
 
-def damage(directory: Path, part: str) -> None:
+def damage(directory: Path, fragment: str) -> None:
     weights = load_file(directory / "model.safetensors")
-    victim = next(name for name in sorted(weights) if part in name)
+    victim = next(name for name in sorted(weights) if fragment in name)
     del weights[victim]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(
-    ("architecture", "part"), [("gpt2", "mlp.c_fc.weight"), ("llama", "up_proj"), ("bert", "intermediate")]
+    ("architecture", "fragment"), [("gpt2", "mlp.c_fc.weight"), ("llama", "up_proj"), ("bert", "intermediate")]
 )
-def test_report_still_names_real_damage(architecture: str, part: str, stock: Path) -> None:
-    damage(stock, part)
+def test_report_still_names_real_damage(architecture: str, fragment: str, stock: Path) -> None:
+    damage(stock, fragment)
     _, info = AUTO[architecture].from_pretrained(stock, position_scheme="t5", output_loading_info=True)
     assert len(info["missing_keys"]) == 1
-    assert part in next(iter(info["missing_keys"]))
+    assert fragment in next(iter(info["missing_keys"]))
 
 
 @by_architecture
@@ -219,7 +220,7 @@ def test_a_fresh_config_does_not_hide_dropped_scheme_parameters(architecture: st
 
 def is_shared(name: str) -> bool:
     """Whether a parameter is in no layer."""
-    return not any(part.isdigit() for part in name.split("position_scheme")[0].split("."))
+    return not any(word.isdigit() for word in name.split("position_scheme")[0].split("."))
 
 
 @by_pair
@@ -327,6 +328,18 @@ def test_a_users_own_subclass_gets_its_variant() -> None:
     assert torch.equal(loud(ids).logits, 2 * quiet(ids).logits)
 
 
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+def test_attention_replaced_after_the_scheme_is_refused(architecture: str) -> None:
+    """A subclass that builds its own attention after `super().__init__()` would silently lose the scheme."""
+    model, stock, ids = tiny.model(architecture, "alibi"), tiny.model(architecture), tiny.tokens()
+    path = {"bert": "encoder.layer.1.attention.self", "gpt2": "h.1.attn", "llama": "layers.1.self_attn"}[architecture]
+    intact = copy.deepcopy(model)
+    model.base_model.set_submodule(path, stock.base_model.get_submodule(path))
+    with pytest.raises(PosEncError, match="attention of layer 1 is a .* hf_posenc.retrofit"):
+        model(ids)
+    intact(ids)
+
+
 def test_double_heads_read_choices_as_stock_does() -> None:
     """Embeddings are added before the stock model lays its choices out flat: the result must not differ for it."""
     from transformers import GPT2DoubleHeadsModel
@@ -337,10 +350,10 @@ def test_double_heads_read_choices_as_stock_does() -> None:
     inputs = {"attention_mask": mask, "token_type_ids": torch.ones_like(ids), "mc_token_ids": torch.full((2, 3), 7)}
     with torch.no_grad():
         expected = stock(ids, **inputs, output_hidden_states=True)
-        found = hf_posenc.retrofit(stock, "learned")(ids, **inputs, output_hidden_states=True)
-    torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=1e-6)
-    torch.testing.assert_close(found.mc_logits, expected.mc_logits, rtol=0, atol=1e-6)
-    assert [state.shape for state in found.hidden_states] == [state.shape for state in expected.hidden_states]
+        actual = hf_posenc.retrofit(stock, "learned")(ids, **inputs, output_hidden_states=True)
+    torch.testing.assert_close(actual.logits, expected.logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual.mc_logits, expected.mc_logits, rtol=0, atol=1e-6)
+    assert [state.shape for state in actual.hidden_states] == [state.shape for state in expected.hidden_states]
 
 
 def test_an_adapter_does_not_name_the_stock_checkpoint(tmp_path: Path) -> None:

@@ -149,9 +149,9 @@ def test_stock_rotations_keep_their_axes(model_type: str) -> None:
     with_text = torch.cat([torch.arange(14).expand(1, 2, -1), axes])
     expected = families.output(stock, ids, position_ids=axes)
     assert families.differ(expected, families.output(stock, ids))
-    own = families.model(model_type, "rope")
+    variant = families.model(model_type, "rope")
     for position_ids in (axes, with_text):
-        assert torch.equal(families.output(own, ids, position_ids=position_ids), expected)
+        assert torch.equal(families.output(variant, ids, position_ids=position_ids), expected)
     combined = families.model(model_type, ["rope", "t5"])
     assert families.differ(families.output(combined, ids, position_ids=axes), families.output(combined, ids))
     by_distance = families.model(model_type, "alibi")

@@ -163,18 +163,18 @@ def test_patched_ends_with_an_exception_too() -> None:
 
 
 def test_patched_stays_in_its_thread() -> None:
-    found: dict[str, Any] = {}
+    schemes: dict[str, Any] = {}
     inside, outside_done = threading.Event(), threading.Event()
 
     def within() -> None:
         with hf_posenc.patched("rope"):
             inside.set()
             assert outside_done.wait(60)
-            found["inside"] = GPT2Model(tiny.config("gpt2")).config.position_scheme
+            schemes["inside"] = GPT2Model(tiny.config("gpt2")).config.position_scheme
 
     def without() -> None:
         assert inside.wait(60)
-        found["outside"] = GPT2Model(tiny.config("gpt2")).config.position_scheme
+        schemes["outside"] = GPT2Model(tiny.config("gpt2")).config.position_scheme
         outside_done.set()
 
     threads = [threading.Thread(target=target) for target in (within, without)]
@@ -182,21 +182,21 @@ def test_patched_stays_in_its_thread() -> None:
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert found == {"inside": "rope", "outside": None}
+    assert schemes == {"inside": "rope", "outside": None}
 
 
 def test_models_that_share_a_config_are_changed_one_at_a_time(tmp_path: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     config = tiny.config("gpt2")
-    one, other = GPT2LMHeadModel(config), GPT2LMHeadModel(config)
-    hf_posenc.retrofit(one, "alibi")
-    assert other.config is config
+    first, second = GPT2LMHeadModel(config), GPT2LMHeadModel(config)
+    hf_posenc.retrofit(first, "alibi")
+    assert second.config is config
     assert config.position_scheme is None
-    hf_posenc.retrofit(other, "rope")
-    hf_posenc.restore(one)
-    other.save_pretrained(tmp_path / "other")
-    one.save_pretrained(tmp_path / "one")
+    hf_posenc.retrofit(second, "rope")
+    hf_posenc.restore(first)
+    second.save_pretrained(tmp_path / "other")
+    first.save_pretrained(tmp_path / "one")
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "other")).__name__ == "PosEncGPT2LMHeadModel"
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "one")) is GPT2LMHeadModel
 
@@ -243,14 +243,14 @@ def test_threads_that_build_at_once_get_one_class() -> None:
 
 
 def test_what_would_come_back_as_another_model_is_not_saved(tmp_path: Any) -> None:
-    part = GPT2LMHeadModel(tiny.config("gpt2"))
-    hf_posenc.retrofit(part.transformer, "alibi")
+    model = GPT2LMHeadModel(tiny.config("gpt2"))
+    hf_posenc.retrofit(model.transformer, "alibi")
     with pytest.raises(ValueError, match="Retrofit the whole"):
-        part.save_pretrained(tmp_path)
+        model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="part of the model already has"):
-        hf_posenc.retrofit(part, "rope")
-    hf_posenc.restore(part.transformer)
-    part.save_pretrained(tmp_path)
+        hf_posenc.retrofit(model, "rope")
+    hf_posenc.restore(model.transformer)
+    model.save_pretrained(tmp_path)
 
     set_too_late = GPT2LMHeadModel(tiny.config("gpt2"))
     set_too_late.config.position_scheme = "rope"

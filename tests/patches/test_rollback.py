@@ -164,7 +164,7 @@ def test_rotations_follow_the_direction_of_a_call(padded: bool) -> None:
     expected = [stock(ids, is_causal=is_causal, **inputs).logits for is_causal in (True, False)]
     model = hf_posenc.retrofit(stock, "rope")
     for is_causal, logits in zip((True, False), expected, strict=True):
-        found = model(ids, is_causal=is_causal, **inputs).logits
+        outputs = model(ids, is_causal=is_causal, **inputs).logits
         rows = inputs["attention_mask"].bool() if padded else torch.ones_like(ids, dtype=torch.bool)
-        torch.testing.assert_close(found[rows], logits[rows], **tiny.tolerances("llama"))
+        torch.testing.assert_close(outputs[rows], logits[rows], **tiny.tolerances("llama"))
     assert not torch.allclose(*expected, atol=1e-3)  # control

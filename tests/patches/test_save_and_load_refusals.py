@@ -38,8 +38,8 @@ def assert_says_how_to_install(stderr: str) -> None:
     assert install_command() in stderr.splitlines()[-1], stderr
 
 
-def variant_of(fast: str) -> pytest.MarkDecorator:
-    """Parametrize `variant` with all architectures; `make test` runs one, since every test starts a process."""
+def variant_of(fast: str | None) -> pytest.MarkDecorator:
+    """Parametrize `variant` with all architectures; `make test` runs `fast`, since every test starts a process."""
     marks = {name: [] if name == fast else [pytest.mark.slow] for name in CLASSES}
     rows = [pytest.param(name, marks=marks[name]) for name in CLASSES]
     return pytest.mark.parametrize("variant", rows, indirect=True)
@@ -89,7 +89,7 @@ def load_and_compare(variant: tuple[str, Path], settings: str = "") -> str:
     return LOAD_AND_COMPARE.format(auto=auto, stock=stock, directory=str(directory), settings=settings)
 
 
-@variant_of(fast="llama")
+@variant_of(fast=None)
 def test_remote_code_works_where_the_package_is_installed(variant: tuple[str, Path]) -> None:
     """Nothing imports hf_posenc here but the shim in the checkpoint."""
     done = run(load_and_compare(variant, "trust_remote_code=True"))

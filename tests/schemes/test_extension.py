@@ -215,10 +215,10 @@ def test_scalings_keep_their_frequencies_and_factor() -> None:
     ids = tiny.tokens(1, 20)
     stock = tiny.model("llama", num_hidden_layers=1, rope_parameters=yarn)
     model = tiny.model("llama", rope(SELF_EXTEND), num_hidden_layers=1, rope_parameters=yarn)
-    own = tiny.model("llama", rope(SELF_EXTEND, scaling=yarn), num_hidden_layers=1)
+    explicit = tiny.model("llama", rope(SELF_EXTEND, scaling=yarn), num_hidden_layers=1)
     mask = torch.ones(1, 1, 20, 20, dtype=torch.bool).tril()
     expected = logits(stock, ids, attention_mask=mask, position_ids=positions_of_last_query(SELF_EXTEND, 20))[:, -1]
-    for extended in (model, own):
+    for extended in (model, explicit):
         torch.testing.assert_close(logits(extended, ids)[:, -1], expected, rtol=0, atol=1e-5)
 
 

@@ -56,8 +56,8 @@ def test_every_kind_of_deviation() -> None:
         "broken": outcome("failed", variant=1),
         "test_model_rope_scaling_0": outcome("failed", variant=1),
     }
-    found = {test: kind for kind, test, _ in deviations(stock, variant)}
-    assert found == {
+    kinds = {test: kind for kind, test, _ in deviations(stock, variant)}
+    assert kinds == {
         "fails": "fails",
         "skips": "is skipped",
         "builds_none": "built no model",
@@ -83,5 +83,5 @@ def test_a_suite_is_run_with_a_scheme(tmp_path: Path) -> None:
         "test_of_nothing": "skipped",
     }
     assert all(record["built"].get("variant") for record in variant.values() if record["outcome"] != "skipped")
-    found = deviations(stock, variant)
-    assert [(kind, test.split("::")[-1]) for kind, test, _ in found] == [("fails", "test_longer_than_the_table")]
+    differences = deviations(stock, variant)
+    assert [(kind, test.split("::")[-1]) for kind, test, _ in differences] == [("fails", "test_longer_than_the_table")]

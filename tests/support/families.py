@@ -163,7 +163,7 @@ def detect_traits(base: Any) -> frozenset[str]:
     record = ARCHITECTURES[model_type]
     arguments = inspect.signature(type(record.self_attentions(base)[0]).forward).parameters
     settings = {name for name, value in vars(example).items() if value}
-    found = {
+    traits = {
         "encoder": not record.is_causal(example),
         "no cache": not {*CACHE_ARGUMENTS} & set(arguments),
         "table": record.table is not None,
@@ -178,7 +178,7 @@ def detect_traits(base: Any) -> frozenset[str]:
         "position axes": record.position_axes > 1,
         "experts": "num_experts_per_tok" in settings,
     }
-    return frozenset(trait for trait, holds in found.items() if holds)
+    return frozenset(trait for trait, holds in traits.items() if holds)
 
 
 def backends(model_type: str) -> list[str]:

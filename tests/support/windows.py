@@ -122,16 +122,16 @@ class Reference:
     windowed_layers: list[int]
 
     def layer_parameter(self, layer: int, name: str) -> torch.Tensor:
-        (found,) = (
+        (parameter,) = (
             value for path, value in self.parameters.items() if f"layers.{layer}." in path and path.endswith(f".{name}")
         )
-        return found
+        return parameter
 
     def scheme_parameter(self, name: str) -> torch.Tensor:
-        (found,) = (
+        (parameter,) = (
             value for path, value in self.parameters.items() if "layers." not in path and path.endswith(f"0.{name}")
         )
-        return found
+        return parameter
 
     def distances_BNN(self) -> torch.Tensor:
         """Key position minus query position."""

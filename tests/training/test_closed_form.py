@@ -16,6 +16,7 @@ from hf_posenc.training.closed_form import HeadOrders
 from hf_posenc.training.head_matching import bias_divergence, match_fixed, match_shared
 from tests.support import families, oracles
 from tests.support import tiny_models as tiny
+from tests.support.sampling import some
 
 LENGTH = 24
 T5 = {"type": "t5", "num_buckets": 16, "max_distance": 32}
@@ -35,10 +36,10 @@ def divergence(stock: Any, variant: Any, ids: torch.Tensor, head_orders: HeadOrd
     return hf_posenc.fit(stock, variant, ids, steps=0, rows=2, head_orders=head_orders).before
 
 
-@pytest.mark.parametrize(
+@some(
     "scheme",
     ["alibi", T5, {**T5, "shared": False}, "kerple", {"type": "alibi", "learned": "per_layer"}, "sandwich", "none"],
-    ids=str,
+    fast=["alibi", {**T5, "shared": False}],
 )
 def test_attention_comes_closer(scheme: Any) -> None:
     (stock, variant), ids = stock_and_variant(scheme), tiny.tokens(8, LENGTH)
@@ -116,7 +117,11 @@ def test_tables_are_replaced_by_biases(architecture: str) -> None:
     assert divergence(stock, variant, ids) < before
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "phi", "cohere", "gpt_neox", "gemma2", "nanochat", "gpt_oss"])
+@some(
+    "model_type",
+    ["qwen3", "phi", "cohere", "gpt_neox", "gemma2", "nanochat", "gpt_oss"],
+    fast=["qwen3", "gpt_neox", "gpt_oss"],
+)
 def test_every_kind_of_rotation(model_type: str) -> None:
     """Norms after projections, partial, interleaved and reversed rotations, fused weights, softcap, sinks."""
     stock, ids = families.model(model_type), tiny.tokens(8, LENGTH)

@@ -54,9 +54,9 @@ def run(source: Path, out: Path, kind: str, options: dict[str, object]) -> None:
     assert result.returncode == 0, result.stderr[-3000:]
 
 
-def losses(out: Path, part: str = "loss") -> list[float]:
+def losses(out: Path, name: str = "loss") -> list[float]:
     history = json.loads((out / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())["log_history"]
-    return [entry[part] for entry in history if "loss" in entry]
+    return [entry[name] for entry in history if "loss" in entry]
 
 
 def two_schemes(source: Path) -> dict[str, object]:
@@ -74,7 +74,7 @@ def padded(source: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def one(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single_process(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("one") / "out"
     run(source, out, "one", two_schemes(source))
     return out
@@ -82,13 +82,13 @@ def one(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow  # tests/integration/test_data_parallel.py runs DDP in the fast tests
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_processes_match_one(kind: str, source: Path, one: Path, tmp_path: Path) -> None:
+def test_two_processes_match_one(kind: str, source: Path, single_process: Path, tmp_path: Path) -> None:
     """Up to float32 rounding: sums are taken in another order, and Adam's first steps amplify the difference."""
     out = tmp_path / "out"
     run(source, out, kind, two_schemes(source))
-    for part in ("loss", "kl_loss", "hidden_loss"):
-        torch.testing.assert_close(losses(out, part), losses(one, part), rtol=1e-4, atol=2e-6, msg=part)
-    weights, expected = load_file(out / "model.safetensors"), load_file(one / "model.safetensors")
+    for name in ("loss", "kl_loss", "hidden_loss"):
+        torch.testing.assert_close(losses(out, name), losses(single_process, name), rtol=1e-4, atol=2e-6, msg=name)
+    weights, expected = load_file(out / "model.safetensors"), load_file(single_process / "model.safetensors")
     assert set(weights) == set(expected)
     torch.testing.assert_close(weights, expected, rtol=0, atol=5e-5)
     assert not [path for path in out.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".distcp")]
@@ -106,9 +106,9 @@ def test_two_processes_match_one(kind: str, source: Path, one: Path, tmp_path: P
 def test_padded_rows_are_weighted_by_tokens(source: Path, tmp_path: Path) -> None:
     run(source, tmp_path / "one", "one", padded(source))
     run(source, tmp_path / "two", "ddp", padded(source))
-    for part in ("loss", "kl_loss", "hidden_loss"):
+    for name in ("loss", "kl_loss", "hidden_loss"):
         torch.testing.assert_close(
-            losses(tmp_path / "two", part), losses(tmp_path / "one", part), rtol=1e-4, atol=2e-6, msg=part
+            losses(tmp_path / "two", name), losses(tmp_path / "one", name), rtol=1e-4, atol=2e-6, msg=name
         )
     weights, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
     torch.testing.assert_close(weights, expected, rtol=0, atol=5e-5)

@@ -122,9 +122,9 @@ def test_documents_of_a_packed_row_stay_apart(
             logits = model(**batch, use_cache=False).logits
             start = 0
             for length in lengths:
-                part = {name: values[:1, start : start + length] for name, values in batch.items()}
+                document = {name: values[:1, start : start + length] for name, values in batch.items()}
                 torch.testing.assert_close(
-                    logits[:1, start : start + length], model(**part, use_cache=False).logits, rtol=0, atol=1e-10
+                    logits[:1, start : start + length], model(**document, use_cache=False).logits, rtol=0, atol=1e-10
                 )
                 start += length
 

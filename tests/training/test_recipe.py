@@ -20,10 +20,11 @@ from hf_posenc.training.arguments import DEFAULT_FIT_RATIO, NAIVE, RECOMMENDED, 
 from hf_posenc.training.data import sample_input_ids
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
+from tests.support.sampling import some
 from tests.support.training_fixtures import losses_in, request, settings
 
 
-@pytest.mark.parametrize("architecture", ["bert", pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
+@some("architecture", ["bert", "gpt2", "llama"], fast=["llama"])
 def test_recommended_recipe_is_the_default(
     stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:

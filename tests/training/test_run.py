@@ -16,6 +16,7 @@ from hf_posenc.errors import PosEncError
 from hf_posenc.training import LossWeights, Recipe, RecoveryTrainer, Teacher, train
 from hf_posenc.training.arguments import NAIVE
 from tests.support import word_level_tokenizer as word_level
+from tests.support.sampling import some
 from tests.support.training_fixtures import LENGTH, files_in, losses_in, request, settings, weights
 
 
@@ -148,7 +149,7 @@ def half(stock: dict[str, Path], tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("trainable", ["positions", "lora"])
+@some("trainable", ["positions", "lora"], fast=["lora"])
 def test_frozen_weights_stay_in_half_precision(
     half: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: Any
 ) -> None:
@@ -187,7 +188,8 @@ def test_trainer_features(changes: dict[str, Any], stock: dict[str, Path], text:
     assert losses_in(out)[-1] < losses_in(out)[0]
 
 
-@pytest.mark.parametrize("packing", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", [True, False])
 def test_gradient_accumulation(packing: bool, stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     """Two batches of two rows are one of four, also if they differ in tokens, up to float32 rounding in Adam."""
     halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}

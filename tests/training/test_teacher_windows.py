@@ -14,6 +14,7 @@ from hf_posenc.training import Teacher, train
 from hf_posenc.training.teacher_windows import SpecialTokens, Window, plan_windows, window_inputs
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
+from tests.support.sampling import some
 from tests.support.training_fixtures import losses_in, request, settings
 
 LENGTH = tiny.TRAINED_LENGTH
@@ -83,7 +84,7 @@ def test_encoder_windows_have_special_tokens() -> None:
     assert not torch.allclose(expected[:, kept], plain[:, kept]), "control: the special tokens matter"
 
 
-@pytest.mark.parametrize("packing", [True, False])
+@some("packing", [True, False], fast=[True])
 def test_headless_encoder_learns_longer_rows(stock: dict[str, Path], text: Path, tmp_path: Path, packing: bool) -> None:
     headless = tmp_path / "headless"
     AutoModel.from_pretrained(stock["bert"]).save_pretrained(headless)

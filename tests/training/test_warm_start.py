@@ -27,6 +27,7 @@ from hf_posenc.training.attention_targets import LayerTarget, StockAttention, pa
 from hf_posenc.training.warm_start import absorb_table_mean, fit
 from tests.support import oracles
 from tests.support import tiny_models as tiny
+from tests.support.sampling import combinations
 
 ARCHITECTURES = ["bert", "gpt2", "llama"]
 FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
@@ -51,8 +52,7 @@ def family_model(name: str) -> PreTrainedModel:
     return tiny.randomise(model).eval()
 
 
-SLOW_SCHEMES = ["kerple", "transformer_xl", {"type": "alibi", "learned": True}]
-SCHEMES = ["t5", "shaw", "deberta", *(pytest.param(scheme, marks=pytest.mark.slow) for scheme in SLOW_SCHEMES)]
+SCHEMES: list[Any] = ["t5", "shaw", "deberta", "kerple", "transformer_xl", {"type": "alibi", "learned": True}]
 
 
 def stock_and_variant(architecture: str, scheme: Any) -> tuple[Any, Any]:
@@ -65,8 +65,7 @@ def stock_and_variant(architecture: str, scheme: Any) -> tuple[Any, Any]:
     return stock, hf_posenc.retrofit(copy.deepcopy(stock), scheme)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@combinations(architecture=ARCHITECTURES, scheme=SCHEMES)
 def test_fit_brings_attention_closer_to_stock(architecture: str, scheme: Any) -> None:
     stock, variant = stock_and_variant(architecture, scheme)
     input_ids = tiny.tokens(6, 24)
@@ -126,11 +125,12 @@ def test_target_weights_of_other_families(name: str) -> None:
     for target, weights in zip(targets, expected, strict=True):
         torch.testing.assert_close(target.log_weights.exp()[..., :14], weights, rtol=0, atol=1e-5)
     assert not torch.allclose(expected[0], expected[1], atol=1e-3)
-    own = hf_posenc.retrofit(copy.deepcopy(stock), variant.architecture.stock_scheme)
-    assert fit(stock, own, input_ids, steps=0).before == pytest.approx(0, abs=1e-6)
+    identity = hf_posenc.retrofit(copy.deepcopy(stock), variant.architecture.stock_scheme)
+    assert fit(stock, identity, input_ids, steps=0).before == pytest.approx(0, abs=1e-6)
     assert fit(stock, variant, input_ids, steps=0).before > 1e-2
 
 
+@pytest.mark.slow
 def test_fit_recovers_a_bias_exactly() -> None:
     """If all tokens share their query and key, a rotation is a bias by distance, which t5 can represent."""
     stock = tiny.model("llama", dtype=torch.float32, attention_bias=True)
@@ -162,8 +162,8 @@ def test_fit_recovers_a_bias_exactly() -> None:
 
 def test_own_encoding_needs_no_fit() -> None:
     """Control: a variant with its own encoding attends as the stock model does, one with another does not."""
-    for architecture, own in (("llama", "rope"), ("gpt2", "learned")):
-        stock, variant = stock_and_variant(architecture, own)
+    for architecture, stock_scheme in (("llama", "rope"), ("gpt2", "learned")):
+        stock, variant = stock_and_variant(architecture, stock_scheme)
         assert fit(stock, variant, tiny.tokens(4, 16), steps=0).before == pytest.approx(0, abs=1e-6)
         other = hf_posenc.retrofit(copy.deepcopy(stock), "none")
         assert fit(stock, other, tiny.tokens(4, 16), steps=0).before > 1e-2

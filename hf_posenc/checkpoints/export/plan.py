@@ -36,10 +36,6 @@ class ExportPlan:
     notes: list[str] = dataclasses.field(default_factory=list)
     """What differs between the two models outside of what they compute."""
 
-    def keeps_weights(self) -> bool:
-        """Whether the stock model has exactly the tensors of the variant."""
-        return not (self.names or self.transforms or self.added)
-
 
 @dataclasses.dataclass(frozen=True)
 class Exporter:

@@ -21,7 +21,9 @@ from .rotations import (
 from .variant import NoStockEqual, Variant
 
 
-def stock_rope_parameters(architecture: Architecture, config: Any, plan: SchemePlan) -> dict[str, Any] | None:
+def stock_rope_parameters(
+    architecture: Architecture, config: PreTrainedConfig, plan: SchemePlan
+) -> dict[str, Any] | None:
     """The `rope_parameters` with which a stock config alone gives a variant's result; None if it has no such config.
 
     Args:
@@ -66,7 +68,7 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     return plan
 
 
-def _stock_rotation(architecture: Architecture, config: Any, plan: SchemePlan) -> Rope:
+def _stock_rotation(architecture: Architecture, config: PreTrainedConfig, plan: SchemePlan) -> Rope:
     """The rotation of a variant, if its stock model can compute it in the same layers and to the same extent."""
     if not architecture.rotary:
         raise NoStockEqual(f"{architecture.model_type} does not rotate queries and keys")

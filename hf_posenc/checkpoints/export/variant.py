@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -42,7 +41,7 @@ class Variant:
     """A saved variant, opened for export: its weights are complete and fit its config."""
 
     directory: Path
-    config: Any
+    config: PreTrainedConfig
     architecture: Architecture
     shards: tuple[Shard, ...]
     head: str
