@@ -103,9 +103,8 @@ class Positions:
             window, num_queries = copy.copy(self), self.queries_BQ.shape[-1]
             window.key_length, window.spans, num_dropped = num_keys, None, self.key_length - num_keys
             if self.uniform:
-                before = torch.as_tensor(self.num_cached, device=self.distances.device).clamp(
-                    max=num_keys - num_queries
-                )
+                before, room = self.num_cached, num_keys - num_queries
+                before = min(before, room) if isinstance(before, int) else before.clamp(max=room)
                 slots = torch.arange(num_queries + num_keys - 1, device=self.distances.device)
                 window.distances = slots - (num_queries - 1) - before
             else:

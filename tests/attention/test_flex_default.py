@@ -160,9 +160,9 @@ def num_graphs() -> int:
 
 @pytest.mark.slow
 def test_each_kind_of_terms_is_compiled_by_itself(compiled: dict[Any, Any]) -> None:
-    """More lengths and schemes than torch's limit of 8 graphs for one function, each compiled at most three times."""
-    models = [tiny.model("gpt2", SCHEMES[name], torch.float32) for name in ("t5", "shaw", "deberta")]
-    lengths, expected = (5, 12, 17, 23, 30, 36, 40), []
+    """Torch's limit for one function is 8 graphs. Here are three kinds of terms, each compiled at most three times."""
+    models = [tiny.model("gpt2", SCHEMES[name], torch.float32) for name in ("t5", "shaw", "transformer_xl")]
+    lengths, expected = (5, 12, 17, 23), []
     with torch.no_grad():
         for length in lengths:
             for model in models:
