@@ -133,11 +133,13 @@ def flex_min_scores() -> int | None:
 
 def flex_pays(call: AttentionCall) -> bool:
     """Whether flex_attention is better than writing the bias out: on CUDA, for large inputs, without dense terms."""
-    query, least = call.query, flex_min_scores()
-    if least is None or not runs_flex_kernels(query.device):
+    query = call.query
+    if is_tracing() or not runs_flex_kernels(query.device):
         return False
+    least = flex_min_scores()
     num_scores = query.shape[0] * query.shape[1] * query.shape[2] * call.key.shape[2]
-    return num_scores >= least and call.positions.uniform and not has_dense_terms(call.terms)
+    is_large = least is not None and num_scores >= least
+    return is_large and call.positions.uniform and not has_dense_terms(call.terms)
 
 
 def has_dense_terms(terms: Sequence[Term]) -> bool:

@@ -54,9 +54,22 @@ def flex_attention_with_terms(call: AttentionCall) -> AttentionOutput:
         else:
             score_terms.append(make_score_term(term, call.positions, call.content))
     kwargs = {"scaling": call.scaling, "dropout": call.dropout, **call.stock_kwargs}
+    if kwargs.get("kernel_options") is None:
+        kwargs["kernel_options"] = kernel_options(terms, call.query.device)
     return run_flex_attention(
         call.module, call.query, call.key, call.value, _flex_mask(call), score_terms, separable, **kwargs
     )
+
+
+def kernel_options(terms: Sequence[Term], device: torch.device) -> dict[str, Any] | None:
+    """More warps for the backward pass of content terms on GPUs before the H100, where it would spill registers.
+
+    That is what ptxas reports for the kernels of `deberta` and `tupe` at the shape of LLaMA-8B.
+    """
+    has_content = any(isinstance(term, (QueryTerm, KeyTerm, Separable)) for term in terms)
+    if device.type != "cuda" or not has_content or torch.cuda.get_device_capability(device) >= (9, 0):
+        return None
+    return {"bwd_num_warps": 8}
 
 
 def _flex_mask(call: AttentionCall) -> AttentionMask:

@@ -13,7 +13,7 @@ from hf_posenc.attention import compiled_flex, dispatch, flex, function
 from hf_posenc.attention.dispatch import FLEX_SETTING, AttentionPath, DispatchKey, flex_min_scores, select_path
 from hf_posenc.errors import PosEncError
 from hf_posenc.patches import explanation
-from hf_posenc.schemes.terms import DistanceBias, QueryTerm
+from hf_posenc.schemes.terms import DistanceBias, DistanceTable, QueryTerm
 from tests.support import tiny_models as tiny
 
 SCHEMES: dict[str, Any] = {
@@ -131,6 +131,16 @@ def test_dispatch_where_flex_cannot_be_used(changes: dict[str, Any]) -> None:
     assert select_path(key)[0] is AttentionPath.FLEX
     assert select_path(key._replace(**changes))[0] in (AttentionPath.DENSE_BIAS, AttentionPath.DENSE_WEIGHTS)
     assert select_path(key._replace(tracing=True))[0] is AttentionPath.DENSE_BIAS
+
+
+def test_options_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = DistanceTable(torch.zeros(1, 3, 2), torch.arange(3))
+    content, bias, cuda = [QueryTerm(table)], [DistanceBias(torch.zeros(1, 3))], torch.device("cuda", 0)
+    for capability, options in (((8, 0), {"bwd_num_warps": 8}), ((9, 0), None)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, answer=capability: answer)
+        assert flex.kernel_options(content, cuda) == options
+        assert flex.kernel_options(bias, cuda) is None
+    assert flex.kernel_options(content, torch.device("cpu")) is None
 
 
 def test_explain_says_so(on_cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:

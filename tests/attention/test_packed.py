@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
-from hf_posenc.attention import chunked, function
+from hf_posenc.attention import chunked, flex, function
 from hf_posenc.attention.dispatch import AttentionPath, DispatchKey, select_path
 from tests.support import tiny_models as tiny
 from tests.support.tensor_sizes import PeakBytes
@@ -102,3 +104,31 @@ def test_memory_of_packed_rows(scheme: Any, monkeypatch: pytest.MonkeyPatch) -> 
     documents[1] = documents[1] + (documents[1] > 50)  # control: a gap inside a document
     assert packed < bias / 2
     assert peak() > 2 * bias
+
+
+@pytest.mark.parametrize("scheme", ["t5", {"type": "deberta", "max_distance": 16}], ids=["t5", "deberta"])
+def test_flex_attention_reads_vectors_and_block_masks(scheme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that it reads has a number for each pair of query and key."""
+    length, captured = 256, []
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        _, query, _, _, mask, terms, _ = args
+        functions = [*terms, mask.mask_mod] if isinstance(mask, BlockMask) else [*terms, lambda: mask]
+        for read in functions:
+            captured.extend(inspect.getclosurevars(read).nonlocals.values())
+        return query.transpose(1, 2).contiguous(), None
+
+    monkeypatch.setattr(flex, "run_flex_attention", recording)
+    model = tiny.model("gpt2", scheme, torch.float32, n_positions=length)
+    model.set_attn_implementation("flex_attention")
+
+    def largest(position_ids: torch.Tensor) -> int:
+        captured.clear()
+        with torch.no_grad():
+            model(tiny.tokens(1, length), position_ids=position_ids[None], use_cache=False)
+        return max(tensor.numel() for tensor in captured if isinstance(tensor, torch.Tensor))
+
+    documents = [torch.arange(100), torch.arange(length - 100)]
+    assert largest(torch.cat(documents)) < length * length / 2
+    documents[1] = documents[1] + (documents[1] > 50)  # control: a gap inside a document
+    assert largest(torch.cat(documents)) >= length * length
