@@ -29,7 +29,8 @@ def device_constant(values: Sequence[float], device: torch.device, dtype: torch.
     """
     if is_tracing() and not torch.compiler.is_dynamo_compiling():  # exported with fake tensors, which must not stay
         return torch.tensor(values, device=device, dtype=dtype)
-    return _constant(tuple(values), device, dtype)
+    constant: torch.Tensor = _constant(tuple(values), device, dtype)
+    return constant
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
