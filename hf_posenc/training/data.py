@@ -197,6 +197,9 @@ def dataset_fingerprint(rows: Dataset | IterableDataset) -> dict[str, Any]:
     """The number of rows and tokens and a hash, to notice changed data on resuming.
 
     Of a stream, only the first rows are hashed, and its size is unknown.
+
+    Raises:
+        PosEncError: If there is no row.
     """
     num_rows = len(rows) if hasattr(rows, "__len__") else None
     hashed = rows.take(FINGERPRINTED_STREAM_ROWS) if num_rows is None else rows
@@ -205,6 +208,8 @@ def dataset_fingerprint(rows: Dataset | IterableDataset) -> dict[str, Any]:
         for batch in table.combine_chunks().to_batches():
             digest.update(batch.serialize())
             num_tokens += len(batch[INPUT_IDS].flatten())
+    if not num_tokens:  # known of a stream only now
+        raise PosEncError("The text does not fill one row: use more text or a smaller --train-length")
     is_stream = num_rows is None
     return {"num_rows": num_rows, "num_tokens": None if is_stream else num_tokens, "sha256": digest.hexdigest()}
 

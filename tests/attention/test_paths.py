@@ -327,20 +327,11 @@ def test_dropout_rate_and_scale() -> None:
     assert len(rows.unique(dim=0)) == len(rows)
 
 
-@pytest.mark.parametrize("inputs", [{}, {"position_ids": POSITIONS_WITH_GAPS}], ids=["uniform", "gaps"])
-@pytest.mark.parametrize(
-    ("architecture", "scheme"),
-    [
-        pytest.param(architecture, scheme, marks=[] if fast else [pytest.mark.slow])
-        for architecture, schemes in (("bert", ("t5",)), ("gpt2", ("deberta",)), ("llama", ("shaw",)))
-        for scheme in ("alibi", "t5", "deberta", "shaw")
-        for fast in [scheme in schemes]
-    ],
-)
-def test_dropout_under_gradient_checkpointing(architecture: str, scheme: str, inputs: Any) -> None:
+@combinations(gaps=[False, True], architecture=["bert", "gpt2", "llama"], scheme=["alibi", "t5", "deberta", "shaw"])
+def test_dropout_under_gradient_checkpointing(gaps: bool, architecture: str, scheme: str) -> None:
     """Checkpointing runs the forward pass twice; the reentrant kind without gradients first."""
     option = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "llama": "attention_dropout"}[architecture]
-    gradients = []
+    gradients, inputs = [], {"position_ids": POSITIONS_WITH_GAPS} if gaps else {}
     for use_reentrant, seed in ((None, 0), (False, 0), (True, 0), (True, 1)):
         model = tiny.model(architecture, scheme, **{option: 0.4}).train()
         if use_reentrant is not None:

@@ -21,15 +21,17 @@ from hf_posenc.checkpoints import convert, files, weights
 from tests.checkpoints.stock_checkpoints import file_hashes, save_stock, update_json
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
+from tests.support.sampling import combinations
 
-STEPS = [
-    (weights, "_link_or_copy"),
-    (weights, "_rewrite"),
-    (weights, "save_file"),
-    (shutil, "copyfile"),
-    (files, "flush"),
-    (Path, "replace"),
-]
+STEPS = {
+    "_link_or_copy": weights,
+    "_rewrite": weights,
+    "save_file": weights,
+    "copyfile": shutil,
+    "flush": files,
+    "replace": Path,
+}
+"""Functions that are called on the way, and where they are looked up."""
 FAILURES = {
     "interrupt": (KeyboardInterrupt(), KeyboardInterrupt, None),
     "disk-full": (OSError(28, "No space left on device"), PosEncError, "No space left"),
@@ -42,13 +44,11 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize(("owner", "name"), STEPS, ids=[name for _, name in STEPS])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@combinations(failure=list(FAILURES), name=list(STEPS), after=[False, True])
 def test_failure_at_any_step_leaves_nothing_behind(
-    owner: Any, name: str, after: bool, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: str, name: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error, expected, match = FAILURES[failure]
+    (error, expected, match), owner = FAILURES[failure], STEPS[name]
     source = save_stock(tmp_path / "source", max_shard_size="20KB")
     (source / "tokenizer.json").write_text("{}")
     before, original = file_hashes(source), getattr(owner, name)

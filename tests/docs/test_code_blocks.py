@@ -108,7 +108,7 @@ def test_blocks_that_import_transformers_import_the_plugin(page: Path) -> None:
     ("page", "message"),
     [
         ("```python\nprint(1)\n```\n\n```\n2\n```\n", "the page says"),
-        ("```\nhf-posenc inspect\n```\n", "exited with 2"),
+        pytest.param("```\nhf-posenc inspect\n```\n", "exited with 2", marks=pytest.mark.slow),
     ],
 )
 def test_a_failing_block_is_detected(page: str, message: str, tmp_path: Path, hub: Hub) -> None:

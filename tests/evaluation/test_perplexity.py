@@ -24,6 +24,7 @@ from tests.support.evaluation import (
     random_ids,
     save_checkpoint,
 )
+from tests.support.sampling import combinations
 
 FLOAT32 = {"rel": 1e-5}
 """Log-probabilities are computed in float32 whatever the dtype of the model."""
@@ -36,8 +37,7 @@ def token_loss(model: Any, ids: torch.Tensor, position: int) -> float:
     return -logits.log_softmax(-1)[ids[position]].item()
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert-decoder"])
-@pytest.mark.parametrize("special_tokens", [False, True])
+@combinations(architecture=["gpt2", "llama", "bert-decoder"], special_tokens=[False, True])
 def test_perplexity_matches_a_plain_loop(architecture: str, special_tokens: bool) -> None:
     model, token_ids, length = tiny.model(architecture), random_ids(100), 20
     evaluated = evaluated_model(model, token_ids, make_tokenizer(special_tokens), batch_tokens=60, position_bins=4)
@@ -62,8 +62,7 @@ def test_perplexity_matches_a_plain_loop(architecture: str, special_tokens: bool
     assert max(values) / min(values) > 1.01  # otherwise mixing up the bins would pass
 
 
-@pytest.mark.parametrize("stride", [1, 3, 8, 12])
-@pytest.mark.parametrize("special_tokens", [False, True])
+@combinations(stride=[1, 3, 8, 12], special_tokens=[False, True])
 def test_sliding_window_matches_a_double_loop(stride: int, special_tokens: bool) -> None:
     model, token_ids, length = tiny.model("llama", "alibi"), random_ids(50), 12
     tokenizer = make_tokenizer(special_tokens)

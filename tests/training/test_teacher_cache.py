@@ -100,7 +100,10 @@ def test_partial_and_foreign_files(tmp_path: Path) -> None:
         TeacherCache(tmp_path, teacher=NAME, top_k=0)
 
 
-@pytest.mark.parametrize(("until", "runs"), [(0.5, 4), (1.0, 8), (0.0, 4)])
+@pytest.mark.parametrize(
+    ("until", "runs"),
+    [(0.5, 4), pytest.param(1.0, 8, marks=pytest.mark.slow), pytest.param(0.0, 4, marks=pytest.mark.slow)],
+)
 def test_teacher_runs_once_per_row(until: float, runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs of four steps: in the second the teacher runs only if hidden states are still compared."""
     rows = [{"input_ids": ids, "labels": ids} for ids in tiny.tokens(8)]
