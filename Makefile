@@ -9,7 +9,7 @@ OLDEST := 5.4.0
 MEASURED := hf_posenc/schemes/*,hf_posenc/attention/*,patches/*
 
 .PHONY: help install test test-all test-reliability test-compat test-upstream coverage lint format check package \
-	docs docs-serve reference census figures demo bench bench-quick bench-recovery clean
+	docs docs-serve reference census figures demo bench bench-quick bench-gpu bench-recovery clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -98,6 +98,9 @@ bench: install  ## run all benchmarks (about 40 minutes) and write benchmarks/RE
 
 bench-quick: install  ## run a sample of the benchmarks in under three minutes
 	$(BIN)/python -m benchmarks --quick
+
+bench-gpu: install  ## measure every attention path on a GPU and write benchmarks/GPU.md
+	$(BIN)/python -m benchmarks.gpu
 
 bench-recovery: install  ## measure how much training converted checkpoints need; takes hours, rerun to resume
 	$(BIN)/python $(PIP_INSTALL) '.[plots]'

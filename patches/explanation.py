@@ -17,6 +17,9 @@ from hf_posenc.attention import (
     MaskKind,
     TokenGates,
     find_local_heads,
+    flex_min_scores,
+    has_dense_terms,
+    runs_flex_kernels,
     score_terms,
     select_path,
 )
@@ -32,7 +35,8 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "no padding": {},
     "padding at the ends of rows": {"mask": MaskKind.PADDING},
     "any other mask": {"mask": MaskKind.OTHER},
-    "packed rows or gaps in position_ids": {"mask": MaskKind.OTHER, "uniform": False},
+    "packed rows": {"mask": MaskKind.OTHER},
+    "gaps in position_ids": {"mask": MaskKind.OTHER, "uniform": False},
     "decoding one token": {"single_query": True},
     "training": {"requires_grad": True},
     "training with dropout": {"requires_grad": True, "dropout": True},
@@ -126,11 +130,11 @@ def _layer_report(module: PosEncAttention, positions: Positions, base: PreTraine
     seams, layer = positions.active[module.layer_idx], module.layer_schemes(positions)
     active = [_describe(positions.schemes[index], seam) for seam in SEAMS for index in seams[seam]]
     needs_distances = any(scheme.needs_distances for scheme in positions.schemes if scheme.acts_at("score"))
-    term_types = frozenset(type(term) for term in _score_terms(module, layer, base))
-    on_cpu = next(base.parameters()).device.type in ("cpu", "meta")
+    terms, device = _score_terms(module, layer, base), next(base.parameters()).device
+    term_types, on_cpu = frozenset(map(type, terms)), device.type in ("cpu", "meta")
     caps_or_sinks = any(getattr(module, name, None) is not None for name in ("attn_logit_softcapping", "sinks"))
     choices = []
-    for backend, (situation, facts) in itertools.product(BACKENDS, SITUATIONS.items()):
+    for backend, (situation, facts) in itertools.product(BACKENDS, _situations(terms, device).items()):
         uniform = facts.get("uniform", True) or not needs_distances
         if module.has_window:  # inputs longer than the window are masked by it
             facts = {**facts, "mask": MaskKind.OTHER}
@@ -139,6 +143,16 @@ def _layer_report(module: PosEncAttention, positions: Positions, base: PreTraine
         key = DispatchKey(backend=backend, **{**common, **facts, "uniform": uniform})
         choices.append(PathChoice(backend, situation, *select_path(key)))
     return LayerReport(module.layer_idx, tuple(active), tuple(choices))
+
+
+def _situations(terms: list[Any], device: torch.device) -> dict[str, dict[str, Any]]:
+    """The situations of a layer. Where flex_attention has kernels, large inputs are some of their own."""
+    least = flex_min_scores()
+    if least is None or not runs_flex_kernels(device):
+        return SITUATIONS
+    facts, size = {"flex_pays": not has_dense_terms(terms)}, f"from {least:,} scores per layer on"
+    large = {f"{size}, no padding": facts, f"{size}, training": {**facts, "requires_grad": True}}
+    return {**SITUATIONS, **large, f"{size}, any mask": {**facts, "mask": MaskKind.OTHER}}
 
 
 def _describe(scheme: Scheme, seam: str) -> str:
@@ -194,10 +208,11 @@ def _format_layers(indices: list[int]) -> str:
 def _format_choices(choices: tuple[PathChoice, ...]) -> list[str]:
     """One line per backend and path, with the situations that share it."""
     situations: dict[tuple[str, AttentionPath, str], list[str]] = {}
+    number = len({choice.situation for choice in choices})
     for choice in choices:
         situations.setdefault((choice.backend, choice.path, choice.reason), []).append(choice.situation)
     lines = []
     for (backend, path, reason), shared in situations.items():
-        when = "always" if len(shared) == len(SITUATIONS) else "; ".join(shared)
+        when = "always" if len(shared) == number else "; ".join(shared)
         lines.append(f"  {backend:<18} {when}: {path.value} ({reason})")
     return lines

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hf_posenc.errors import install_command
+from scripts.scaling import TABLES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -226,6 +227,12 @@ def reliability() -> str:
     return markdown_table(["promise", "tests", "cases in them", "last run"], table_rows(read_results()))
 
 
+def scaling(name: str) -> str:
+    """A table of calculated needs of large models."""
+    header, rows = TABLES[name]
+    return markdown_table(header, rows())
+
+
 GENERATORS: dict[str, Callable[..., str]] = {
     "decoding": decoding,
     "extension": extension,
@@ -237,6 +244,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "small-budgets": small_budgets,
     "recovery-longer": recovery_longer,
     "recovery-tokens": recovery_tokens,
+    "scaling": scaling,
     "short-table": short_table,
     "speed": speed,
     "table": table,

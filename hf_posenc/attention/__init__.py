@@ -5,7 +5,15 @@ from __future__ import annotations
 from .active_schemes import ActiveScheme
 from .cache import annotate_caches, keep_length_for_masks, self_attention_cache
 from .dense import materialize
-from .dispatch import AttentionPath, DispatchKey, MaskKind, select_path
+from .dispatch import (
+    AttentionPath,
+    DispatchKey,
+    MaskKind,
+    flex_min_scores,
+    has_dense_terms,
+    runs_flex_kernels,
+    select_path,
+)
 from .function import (
     LayerSchemes,
     Projections,
@@ -46,9 +54,12 @@ __all__ = [
     "document_starts",
     "far_rotation",
     "find_local_heads",
+    "flex_min_scores",
+    "has_dense_terms",
     "keep_length_for_masks",
     "materialize",
     "resolve_positions",
+    "runs_flex_kernels",
     "scale_content",
     "score_terms",
     "select_path",

@@ -18,9 +18,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .blocks import Chunk, KeyBlock, QueryBlock, ScoreBlock, ValueBlock, iter_chunks, make_score_block, make_value_block
-from .dense import narrow_bias
 from .dispatch import AttentionCall, AttentionOutput, slice_heads
-from .masks import apply_mask
+from .masks import apply_mask, narrow_bias
 
 KERNEL_CHUNK, WEIGHTS_CHUNK, KEY_TERM_CHUNK = 1024, 256, 512
 """Queries per chunk, tuned on CPU: computed by SDPA; with explicit weights, which should stay in the CPU's cache; and

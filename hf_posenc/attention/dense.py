@@ -25,12 +25,17 @@ from ..schemes import (
 )
 from .bands import key_products_by_distance, products_by_distance
 from .dispatch import AttentionCall, AttentionOutput, iter_head_slices, slice_heads
-from .masks import apply_mask
+from .distance_mask import distance_mask
+from .masks import apply_mask, narrow_bias
 
 
 def dense_bias_attention(call: AttentionCall) -> AttentionOutput:
     """The stock function with a dense bias as its mask."""
-    return call.run_stock(call.query, call.key, call.value, dense_bias(call))
+    query, bias = call.query, _stock_bias(call)
+    if bias.requires_grad and not any(states.requires_grad for states in (query, call.key, call.value)):
+        # SDPA on CUDA may crash if nothing but the mask requires a gradient (pytorch issue 148476).
+        query = query.detach().requires_grad_()
+    return call.run_stock(query, call.key, call.value, bias)
 
 
 def dense_bias_by_heads(call: AttentionCall) -> AttentionOutput:
@@ -38,7 +43,7 @@ def dense_bias_by_heads(call: AttentionCall) -> AttentionOutput:
     outputs = []
     for heads, key_heads in iter_head_slices(call.query, call.key):
         query, key, value = call.query[:, heads], call.key[:, key_heads], call.value[:, key_heads]
-        outputs.append(call.run_stock(query, key, value, dense_bias(call, heads))[0])
+        outputs.append(call.run_stock(query, key, value, _stock_bias(call, heads))[0])
     return torch.cat(outputs, dim=2), None
 
 
@@ -62,22 +67,26 @@ def dense_attention(call: AttentionCall) -> AttentionOutput:
     return output_BHQD.transpose(1, 2).contiguous(), weights.to(query.dtype)
 
 
-def dense_bias(call: AttentionCall, heads: slice | None = None) -> torch.Tensor:
-    """The sum of the terms as a mask for the stock function: the lowest finite number at hidden keys."""
-    bias, mask = sum_terms(call, heads), call.tensor_mask
-    if bias.dim() == 2:
-        bias = expand_distances(bias, call.query.shape[2], call.key.shape[2])
+def dense_bias(call: AttentionCall, heads: slice | None = None, narrow_first: bool = False) -> torch.Tensor:
+    """The sum of the terms as a mask for the stock function: the lowest finite number at hidden keys.
+
+    With `narrow_first`, a sum that depends on the distance only is expanded in the dtype of the queries. Its backward
+    pass cannot be differentiated again.
+    """
+    bias, mask, dtype = sum_terms(call, heads), call.tensor_mask, call.query.dtype
     if heads is not None and mask is not None:
         mask = slice_heads(mask, 1, heads)
-    return apply_mask(narrow_bias(bias, call.query.dtype), mask, call.causal)
+    if bias.dim() == 2:
+        num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+        if narrow_first and num_queries > 1 and (mask is None or mask.dtype == torch.bool):
+            return distance_mask(bias, mask, call.causal, num_keys, dtype)
+        bias = expand_distances(bias, num_queries, num_keys)
+    return apply_mask(narrow_bias(bias, dtype), mask, call.causal)
 
 
-def narrow_bias(bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A bias in the dtype of the kernels. An overflow in float16 would outweigh the mask of a hidden key."""
-    if dtype == torch.float16:
-        limit = torch.finfo(dtype).max / 2
-        bias = bias.clamp(-limit, limit)
-    return bias.to(dtype)
+def _stock_bias(call: AttentionCall, heads: slice | None = None) -> torch.Tensor:
+    """The bias for the stock function. Compilers fuse what `narrow_first` does by hand."""
+    return dense_bias(call, heads, narrow_first=call.positions.backend == "sdpa" and not is_tracing())
 
 
 def sum_terms(call: AttentionCall, heads: slice | None = None) -> torch.Tensor:

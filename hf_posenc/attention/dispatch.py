@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
+from ..errors import PosEncError
 from ..schemes import Content, DistanceBias, DistanceTable, Positions, Remap, Term, is_tracing
 from .masks import AttentionMask
 
@@ -41,6 +45,10 @@ REMAP_CAPS_ERROR = (
 )
 HEADS_PER_CHUNK = 4
 """Tuned on CPU: 1 underuses cores, 2 adds call overhead, more than 4 spills the cache."""
+FLEX_MIN_SCORES = 2**24
+"""From so many scores on, batch x heads x queries x keys, flex_attention is taken where a bias would be written out."""
+FLEX_SETTING = "HF_POSENC_FLEX_MIN_SCORES"
+"""The environment variable that replaces this number, or turns it "off"."""
 AttentionOutput: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 """The output, (B, Q, H, D), and the attention weights if they were computed explicitly."""
 
@@ -109,6 +117,44 @@ def slice_heads(tensor: torch.Tensor, axis: int, heads: slice) -> torch.Tensor:
     return tensor if tensor.shape[axis] == 1 else tensor.narrow(axis, heads.start, heads.stop - heads.start)
 
 
+def flex_min_scores() -> int | None:
+    """The number of scores from which flex_attention is taken on CUDA without being asked for; None: never.
+
+    Raises:
+        PosEncError: If the environment variable `HF_POSENC_FLEX_MIN_SCORES` is neither a number nor "off".
+    """
+    value = os.environ.get(FLEX_SETTING, str(FLEX_MIN_SCORES)).strip().lower()
+    if value == "off":
+        return None
+    if not value.isdecimal():
+        raise PosEncError(f'{FLEX_SETTING} must be a number of scores or "off", got {value!r}')
+    return int(value)
+
+
+def flex_pays(call: AttentionCall) -> bool:
+    """Whether flex_attention is better than writing the bias out: on CUDA, for large inputs, without dense terms."""
+    query = call.query
+    if is_tracing() or not runs_flex_kernels(query.device):
+        return False
+    least = flex_min_scores()
+    num_scores = query.shape[0] * query.shape[1] * query.shape[2] * call.key.shape[2]
+    is_large = least is not None and num_scores >= least
+    return is_large and call.positions.uniform and not has_dense_terms(call.terms)
+
+
+def has_dense_terms(terms: Sequence[Term]) -> bool:
+    """Whether a term is a tensor with a number for each pair of query and key, which flex_attention would read too."""
+    return any(isinstance(term, torch.Tensor) and term.shape[2] > 1 for term in terms)
+
+
+@functools.cache
+def runs_flex_kernels(device: torch.device) -> bool:
+    """Whether flex_attention has kernels for a device: GPUs from A100 on, where Triton is installed."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 class AttentionPath(enum.Enum):
     """How an attention is computed."""
 
@@ -152,6 +198,8 @@ class DispatchKey(NamedTuple):
     """Whether the stock function caps logits or adds attention sinks, which paths of our own do not know."""
     remapped: bool = False
     """Whether far keys have another rotation than near ones."""
+    flex_pays: bool = False
+    """Whether flex_attention is better than a dense bias, if it can be used."""
 
     @classmethod
     def of(cls, call: AttentionCall) -> DispatchKey:
@@ -173,6 +221,7 @@ class DispatchKey(NamedTuple):
             dropout=call.dropout > 0,
             caps_or_sinks=has_caps_or_sinks(call.stock_kwargs),
             remapped=call.remap is not None,
+            flex_pays=flex_pays(call),
         )
 
 
@@ -211,6 +260,9 @@ def select_path(key: DispatchKey) -> tuple[AttentionPath, str]:
         return dense, f"{key.backend} attention is dense anyway"
     if key.single_query:
         return dense, "with a single query, the bias is one row"
+    if key.flex_pays and not (key.tracing or key.has_value_terms or key.dropout or key.mask_requires_grad):
+        reason = f"on CUDA, large inputs take flex_attention, which writes no bias out; {FLEX_SETTING} sets from when"
+        return AttentionPath.FLEX, reason
     if key.tracing or not key.on_cpu:
         where = "compiled or exported code" if key.tracing else "kernels of other devices"
         return dense, f"{where} would copy a strided view; flex_attention avoids a dense bias"
@@ -220,7 +272,7 @@ def select_path(key: DispatchKey) -> tuple[AttentionPath, str]:
         all_heads = key.has_value_terms or key.requires_grad or key.dropout
         return (
             dense if all_heads else AttentionPath.DENSE_BIAS_BY_HEADS,
-            "with gaps or packed rows, every pair of query and key has its own distance",
+            "with gaps in position_ids, every pair of query and key has its own distance",
         )
     if key.has_value_terms or key.term_types != {DistanceBias}:
         what = "vectors are added to the values" if key.has_value_terms else "terms depend on content or positions"

@@ -2,15 +2,16 @@
 
 A term of the query or key and the distance becomes its products with the rows of its table, Q x R. A separable term is
 concatenated to queries and keys, unless it is very wide. Any other term is passed as a dense tensor, and so are terms
-of the distance with gaps or packed rows.
+of the distance if position_ids have gaps.
+
+Functions that are compiled capture tensors only: a number would be compiled into the kernel.
 
 Shape legend: B batch, H heads, G key heads, Q queries, K keys, D head size, L = Q + K - 1 distances, R rows of a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -26,8 +27,11 @@ from ..schemes import (
     RunningSum,
     Separable,
     Term,
+    is_tracing,
     repeat_key_heads,
 )
+from .block_masks import block_mask_from_tensor, causal_block_mask
+from .compiled_flex import compiled_flex_attention, compiles_flex
 from .dense import materialize, row_products, sum_terms
 from .dispatch import FLEX_DROPOUT_ERROR, AttentionCall, AttentionOutput
 from .masks import AttentionMask
@@ -51,33 +55,64 @@ def flex_attention_with_terms(call: AttentionCall) -> AttentionOutput:
         else:
             score_terms.append(make_score_term(term, call.positions, call.content))
     kwargs = {"scaling": call.scaling, "dropout": call.dropout, **call.stock_kwargs}
+    if kwargs.get("kernel_options") is None:
+        kwargs["kernel_options"] = kernel_options(terms, call.query.device)
     return run_flex_attention(
-        call.module, call.query, call.key, call.value, call.attention_mask, score_terms, separable, **kwargs
+        call.module, call.query, call.key, call.value, _flex_mask(call), score_terms, separable, **kwargs
     )
+
+
+def kernel_options(terms: Sequence[Term], device: torch.device) -> dict[str, Any] | None:
+    """More warps for the backward pass of content terms on GPUs before the H100, where it would spill registers.
+
+    That is what ptxas reports for the kernels of `deberta` and `tupe` at the shape of LLaMA-8B.
+    """
+    has_content = any(isinstance(term, (QueryTerm, KeyTerm, Separable)) for term in terms)
+    if device.type != "cuda" or not has_content or torch.cuda.get_device_capability(device) >= (9, 0):
+        return None
+    return {"bwd_num_warps": 8}
+
+
+def _flex_mask(call: AttentionCall) -> AttentionMask:
+    """The mask as a block mask where it can be one. All layers share what is made of it."""
+    mask, made = call.attention_mask, call.positions.block_masks
+    is_boolean = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
+    if is_tracing() or not (call.causal if mask is None else is_boolean):
+        return mask
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+    key = (id(mask), num_queries, num_keys, call.query.device)
+    if key not in made:
+        if isinstance(mask, torch.Tensor):
+            visible = mask[..., :num_keys].expand(-1, -1, num_queries, -1)
+            made[key] = mask, block_mask_from_tensor(visible, call.query.shape[0])  # keeping the mask keeps its id
+        else:
+            made[key] = mask, causal_block_mask(num_queries, call.query.device)
+    block_mask: AttentionMask = made[key][1]
+    return block_mask
 
 
 def make_score_term(term: Term, positions: Positions, content: Content) -> ScoreTerm:
     """A term as a lookup in tensors that score_mod may capture."""
     query = content.query_BHQD
     (batch_size, num_heads, num_queries, _), device = query.shape, query.device
-    last = num_queries - 1
+    last = torch.full((), num_queries - 1, device=device)
     if isinstance(term, DistanceBias):
         values = term.values.to(device)
         if positions.uniform:
+            values = values.expand(num_heads, -1)
             return lambda batch, head, q, k: values[head, k - q + last]
         values = values.expand(num_heads, batch_size, -1, -1)
         return lambda batch, head, q, k: values[head, batch, q, k]
     if isinstance(term, (QueryTerm, KeyTerm)):
-        index = term.table.index.to(device)
-        if not positions.uniform:
-            index = index.expand(batch_size, -1, -1)
-        products, is_query_term = row_products(term, content), isinstance(term, QueryTerm)
-
-        def look_up(batch: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-            row = index[k - q + last] if positions.uniform else index[batch, q, k]
-            return products[batch, head, q if is_query_term else k, row]
-
-        return look_up
+        index, products = term.table.index.to(device), row_products(term, content)
+        if positions.uniform:
+            if isinstance(term, QueryTerm):
+                return lambda batch, head, q, k: products[batch, head, q, index[k - q + last]]
+            return lambda batch, head, q, k: products[batch, head, k, index[k - q + last]]
+        index = index.expand(batch_size, -1, -1)
+        if isinstance(term, QueryTerm):
+            return lambda batch, head, q, k: products[batch, head, q, index[batch, q, k]]
+        return lambda batch, head, q, k: products[batch, head, k, index[batch, q, k]]
     if isinstance(term, RunningSum):
         queries, keys = term.relative(positions.dtype)
         return lambda batch, head, q, k: queries[batch, head, q] - keys[batch, head, k]
@@ -110,7 +145,6 @@ def run_flex_attention(
 ) -> AttentionOutput:
     """Call flex_attention with a score_mod that adds the terms, and a mask that may be a tensor."""
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
-    from transformers.integrations.flex_attention import compile_friendly_flex_attention
 
     if dropout > 0:
         raise PosEncError(FLEX_DROPOUT_ERROR)
@@ -134,17 +168,23 @@ def run_flex_attention(
             score = score + score_term(batch, head, q, k).to(score.dtype)
         return score if additive_mask is None else score + additive_mask[batch, head, q, k]
 
-    on_cpu = query.device.type == "cpu"  # torch 2.13's CPU kernels fail to compile if lengths change between calls
-    attend = flex_attention if on_cpu else partial(compile_friendly_flex_attention, training=module.training)
-    output_BHQD = attend(
-        query,
-        key,
-        value,
-        score_mod=score_mod if score_terms or additive_mask is not None else None,
-        block_mask=block_mask,
-        enable_gqa=query.shape[1] != key.shape[1],
-        scale=scaling,
-        kernel_options=kwargs.get("kernel_options"),
-    )
+    options: dict[str, Any] = {
+        "score_mod": score_mod if score_terms or additive_mask is not None else None,
+        "block_mask": block_mask,
+        "enable_gqa": query.shape[1] != key.shape[1],
+        "scale": scaling,
+        "kernel_options": kwargs.get("kernel_options"),
+    }
+    if is_tracing() or not compiles_flex(query):
+        output_BHQD = flex_attention(query, key, value, **options)
+    else:
+        kind = _kind(score_terms, block_mask, additive_mask)
+        output_BHQD = compiled_flex_attention(kind, query, key, value, **options)
     assert isinstance(output_BHQD, torch.Tensor)
     return output_BHQD.transpose(1, 2).contiguous(), None
+
+
+def _kind(score_terms: Sequence[ScoreTerm], block_mask: Any, additive_mask: torch.Tensor | None) -> Hashable:
+    """What the code of score_mod and mask_mod depends on: the functions that they are made of."""
+    mask_mod = getattr(block_mask, "mask_mod", None)
+    return (*(term.__code__ for term in score_terms), getattr(mask_mod, "__code__", None), additive_mask is None)

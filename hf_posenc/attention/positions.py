@@ -29,7 +29,7 @@ from .cache import (
     running_mean_embeds,
 )
 from .key_counts import key_counts
-from .masks import PositionOrder, Window, by_layer_type, classify_positions, document_mask, visible_keys
+from .masks import PositionOrder, Window, classify_positions, document_mask, visible_keys
 from .token_masks import new_tokens
 
 
@@ -64,7 +64,9 @@ class TokenLayout:
     queries_BQ: torch.Tensor
     order: PositionOrder
     uniform: bool
-    """Whether distances are the same slot by slot for every query."""
+    """Whether distances are the same slot by slot for every query and the keys that it sees."""
+    separated: bool
+    """Whether the mask is to be built here, so that documents that share a row are hidden from each other."""
     cache: Cache | None
     num_cached: int | torch.Tensor
     key_length: int
@@ -135,10 +137,11 @@ def resolve_positions(
     if isinstance(mask, dict):  # generate() prepares one mask per type of layer
         inputs = {**inputs, "attention_mask": mask.get("full_attention")}
     padding_BK = mask.reshape(num_rows, -1).bool() if isinstance(mask, torch.Tensor) and mask.dim() < 4 else None
-    layout = _layout(inputs, tokens, padding_BK, needs)
+    layout = _layout(inputs, tokens, padding_BK, needs, given_mask is None or padding_BK is not None)
     key_length, keys_BK = layout.key_length, None
-    if needs.key_positions or not layout.uniform:
+    if needs.key_positions or (needs.distances and layout.order is not PositionOrder.CONTIGUOUS) or not layout.uniform:
         check_no_static_window(layout.cache)
+    if needs.key_positions or not layout.uniform:
         keys_BK = _key_positions(layout, by_slot=position_ids is None)
     if layout.uniform:
         last = num_queries - 1
@@ -146,19 +149,15 @@ def resolve_positions(
     else:
         assert keys_BK is not None
         distances = keys_BK[:, None, :] - layout.queries_BQ[:, :, None]
-    if position_ids is not None and layout.is_first_call and (mask is None or padding_BK is not None):
+    if position_ids is not None and layout.separated:
         queries_BQ = layout.queries_BQ.expand(num_rows, -1)
-        mask = document_mask(layout.order, queries_BQ, mask, padding_BK, backend, causal, dtype)
-        if isinstance(mask, torch.Tensor) and mask.dim() == 4:  # a static cache returns slots that are still empty
-            hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-            mask = pad(mask, (0, key_length - num_queries), value=hidden)
-            mask = mask if window is None else by_layer_type(mask, window, causal)
+        mask = document_mask(layout.order, queries_BQ, mask, padding_BK, backend, causal, dtype, key_length, window)
     context_BQE, spans, counts_BHQ, window_counts_BHQ = None, None, None, None
     if needs.key_counts:
         counts_BHQ, window_counts_BHQ = key_counts(given_mask, layout, causal, window)
     tokens_BHQ = new_tokens(given_mask, padding_BK, layout.num_cached, num_queries) if needs.tokens else None
     if needs.context:
-        if mask is not None and not isinstance(mask, (torch.Tensor, dict)):
+        if given_mask is not None and not isinstance(given_mask, (torch.Tensor, dict)):
             raise PosEncError('query="context" has to read the attention mask: pass a tensor, not a BlockMask')
         context_BQE = running_mean_embeds(inputs["inputs_embeds"], layout, len(active), causal)
     may_have_spans = needs.distances and layout.is_first_call and layout.order is PositionOrder.CONTIGUOUS
@@ -200,7 +199,11 @@ def token_like(inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def _layout(
-    inputs: dict[str, Any], tokens: torch.Tensor, padding_BK: torch.Tensor | None, needs: PositionNeeds
+    inputs: dict[str, Any],
+    tokens: torch.Tensor,
+    padding_BK: torch.Tensor | None,
+    needs: PositionNeeds,
+    may_add_mask: bool,
 ) -> TokenLayout:
     num_queries, mask, position_ids = tokens.shape[-1], inputs.get("attention_mask"), inputs.get("position_ids")
     num_rows = tokens.numel() // max(num_queries, 1)
@@ -212,13 +215,15 @@ def _layout(
     is_first_call = isinstance(num_cached, int) and num_cached == 0
     slots_BQ = torch.arange(num_queries, device=tokens.device)[None] + num_cached
     leading_padding_B1 = 0 if padding_BK is None else (padding_BK.cumsum(-1) == 0).sum(-1, keepdim=True)
-    order, uniform = PositionOrder.CONTIGUOUS, True
+    order, uniform, separated = PositionOrder.CONTIGUOUS, True, is_first_call and may_add_mask
     if position_ids is None:
         queries_BQ = slots_BQ if padding_BK is None else (slots_BQ - leading_padding_B1).clamp(min=0)
     else:
         queries_BQ = position_ids.reshape(-1, num_queries)
         order, uniform = classify_positions(queries_BQ, slots_BQ, _new_tokens(visible_BK, num_cached, num_queries))
         uniform = uniform and (is_first_call or _all_visible(visible_BK, num_cached, num_queries))
+        if order is PositionOrder.PACKED:  # a mask of the caller may show keys of other documents
+            uniform = uniform and separated
     needs_keys = needs.distances or needs.key_positions
     all_positions_BK = queries_BQ.expand(num_rows, -1) if needs_keys else None
     if not is_first_call:
@@ -231,6 +236,7 @@ def _layout(
         queries_BQ=queries_BQ,
         order=order,
         uniform=uniform or not needs.distances,
+        separated=separated,
         cache=cache,
         num_cached=num_cached,
         key_length=key_length,

@@ -43,7 +43,7 @@ def log_buckets(relative: torch.Tensor, buckets: int, max_distance: int) -> torc
     """DeBERTa's bucket of query minus key. Float32 logs in DeBERTa's order, which the bucket edges depend on."""
     middle = buckets // 2
     far = relative.abs().clamp(min=middle).float()
-    log_ratio = torch.log(far / middle) / torch.log(torch.tensor((max_distance - 1) / middle, device=far.device))
+    log_ratio = torch.log(far / middle) / torch.log(far.new_full((), (max_distance - 1) / middle))
     coarse = (torch.ceil(log_ratio * (middle - 1)) + middle).long()
     return torch.where(relative.abs() <= middle, relative, coarse * relative.sign())
 

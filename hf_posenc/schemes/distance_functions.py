@@ -9,6 +9,7 @@ from transformers import initialization as init
 
 from ..errors import PosEncError
 from . import Content, DistanceBias, Kind, LayerParameters, LayerParams, ModelShape, Options, Positions, Scheme, option
+from .constants import device_constant
 from .functional import BASE
 
 SANDWICH_WIDTH = 128
@@ -68,7 +69,7 @@ class Alibi(Scheme[AlibiOptions, torch.Tensor]):
         penalty = -positions.distances.abs().to(positions.dtype)
         if self.options.learned:
             return penalty
-        slopes = torch.tensor(alibi_slopes(self.shape.num_heads), device=penalty.device, dtype=penalty.dtype)
+        slopes = device_constant(alibi_slopes(self.shape.num_heads), penalty.device, penalty.dtype)
         return broadcast_heads(slopes, penalty) * penalty
 
     def score(self, prepared: torch.Tensor, layer_params: LayerParams, content: Content) -> DistanceBias:

@@ -7,6 +7,7 @@ import torch
 
 from ..errors import PosEncError
 from . import InputScheme, MixOptions, ModelShape, Positions, option
+from .constants import device_constant
 from .functional import BASE, sinusoids
 
 SEED = 0
@@ -46,7 +47,7 @@ def project_to_dct_rows(values: torch.Tensor, rows: list[int], width: int) -> to
     The rows are computed by a formula: no buffer to store, no platform-dependent factorization.
     """
     features = torch.arange(width, device=values.device, dtype=values.dtype) + 0.5
-    frequencies = torch.tensor(rows, device=values.device, dtype=values.dtype)
+    frequencies = device_constant(rows, values.device, values.dtype)
     scale: float = (2 / width) ** 0.5
     directions = torch.cos(torch.pi / width * frequencies[:, None] * features) * scale
     device = values.device.type

@@ -41,8 +41,9 @@ class Positions:
     """The positions of one forward pass, and what each scheme prepared for them. Built once and passed to every layer.
 
     `distances` is key position minus query position. If every query sees its keys at the same distances slot by slot
-    (`uniform`), it is one vector of length L: key slot j is at `distances[j - i + Q - 1]` from query slot i. Otherwise
-    (gaps, packed rows) it has shape (B, Q, K).
+    (`uniform`), it is one vector of length L: key slot j is at `distances[j - i + Q - 1]` from query slot i. That holds
+    in packed rows too, because a query sees the keys of its own document only. Otherwise (gaps in position_ids, or
+    packed rows under a mask of the caller's own) it has shape (B, Q, K).
     """
 
     queries_BQ: torch.Tensor
@@ -90,6 +91,8 @@ class Positions:
         self._stock_angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
         self._windows: dict[int, Positions] = {}
         self._in_window: Positions | None = None
+        self.block_masks: dict[Any, Any] = {}
+        """flex_attention's block masks of this forward pass, which the layers share."""
         self.prepared: list[Any] = []  # set first: hooks on a scheme may copy these positions to its device
         self.prepared = [scheme("prepare", self) for scheme in self.schemes]
 
@@ -103,9 +106,8 @@ class Positions:
             window, num_queries = copy.copy(self), self.queries_BQ.shape[-1]
             window.key_length, window.spans, num_dropped = num_keys, None, self.key_length - num_keys
             if self.uniform:
-                before = torch.as_tensor(self.num_cached, device=self.distances.device).clamp(
-                    max=num_keys - num_queries
-                )
+                before, room = self.num_cached, num_keys - num_queries
+                before = min(before, room) if isinstance(before, int) else before.clamp(max=room)
                 slots = torch.arange(num_queries + num_keys - 1, device=self.distances.device)
                 window.distances = slots - (num_queries - 1) - before
             else:
@@ -179,7 +181,7 @@ class Positions:
         moved.key_counts_BHQ = move(self.key_counts_BHQ)
         moved.window_key_counts_BHQ = move(self.window_key_counts_BHQ)
         moved.tokens_BHQ = move(self.tokens_BHQ)
-        moved._windows, moved._in_window = {}, None
+        moved._windows, moved._in_window, moved.block_masks = {}, None, {}
         return moved
 
 

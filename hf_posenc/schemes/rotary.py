@@ -12,6 +12,7 @@ from ..errors import PosEncError
 from ..validation import truncate_repr
 from . import Kind, ModelShape, Options, Positions, Remap, Scheme, is_tracing, option
 from .base import StockRotate
+from .constants import device_constant
 from .functional import BASE
 from .options import describe_type, matches_type
 from .remapping import parse_extension
@@ -188,7 +189,7 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
 
     def prepare(self, positions: Positions) -> Rotation:
         device = positions.queries_BQ.device
-        frequencies, factor = torch.tensor(self.frequencies, device=device), self.attention_factor
+        frequencies, factor = device_constant(self.frequencies, device, torch.float32), self.attention_factor
         if self.depends_on_length and (length := self._scaled_length(positions)) is not None:
             frequencies, factor = self._inverse_frequencies(length, device)
         prepared, far = self._rotation(positions.queries_BQ, frequencies), self._far_rotation(positions)

@@ -15,12 +15,14 @@ from tests.support.cases import ARCHITECTURES, CASES, Case, pairs
 
 PADDED, HOLED = torch.tensor([[0, 0, *[1] * 10], [1] * 12]), torch.tensor([[1, 0, *[1] * 10], [1] * 12])
 GAPS = torch.tensor([[*range(6), *range(9, 15)], [*range(12)]])
+PACKED = torch.tensor([[*range(5), *range(7)], [*range(11), 0]])
 INPUTS: dict[str, dict[str, Any]] = {
     "no padding": {},
     "training with dropout": {},
     "padding at the ends of rows": {"attention_mask": PADDED},
     "any other mask": {"attention_mask": HOLED},
-    "packed rows or gaps in position_ids": {"position_ids": GAPS},
+    "packed rows": {"position_ids": PACKED},
+    "gaps in position_ids": {"position_ids": GAPS},
     "training": {},
 }
 

@@ -1,7 +1,8 @@
-"""Record the size of the largest tensor in a computation, forward and backward."""
+"""Record the size of the largest tensor in a computation, or of all tensors at once, forward and backward."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -28,3 +29,33 @@ class LargestTensor(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self.numbers = max(self.numbers, self.size(tensor))
         return result
+
+
+class PeakBytes(TorchDispatchMode):
+    """Tracks how many bytes the tensors made by operations hold at once. What existed before does not count."""
+
+    def __init__(self, *existing: torch.Tensor) -> None:
+        super().__init__()
+        self.live, self.peak = 0, 0
+        self._storages = {tensor.untyped_storage()._cdata for tensor in existing}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._storages:
+            return
+
+        def free() -> None:
+            self.live -= size
+            self._storages.discard(key)
+
+        self._storages.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, free)

@@ -1,0 +1,83 @@
+"""What is the same in every forward pass is copied to the device once, so that CUDA graphs can be captured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_posenc.schemes import constants
+from hf_posenc.schemes.constants import device_constant
+from tests.support import tiny_models as tiny
+
+CPU = torch.device("cpu")
+SCHEMES: dict[str, Any] = {
+    "alibi": "alibi",
+    "rope": {"type": "rope", "theta": 500.0},
+    "deberta": {"type": "deberta", "max_distance": 32, "buckets": 8},
+    "polynomial": "polynomial",
+    "t5": "t5",
+}
+
+
+class HostCopies(TorchDispatchMode):
+    """Counts the tensors that are made from Python numbers."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_no_forward_pass_but_the_first_copies_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "_constants", {})
+    model, ids = tiny.model("llama", SCHEMES[name]), tiny.tokens(2, 8)  # stock GPT-2 looks for padding from the host
+    with torch.no_grad():
+        model(ids, use_cache=False)
+        with HostCopies() as copies:
+            model(ids, use_cache=False)
+            assert copies.count == 0
+            torch.tensor([1.0])  # control
+    assert copies.count == 1
+
+
+def test_constants_of_inference_mode_serve_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "_constants", {})
+    model, ids = tiny.model("gpt2", "alibi"), tiny.tokens(2, 8)
+    with torch.inference_mode():
+        expected = model(ids, use_cache=False).logits.clone()
+    logits = model(ids, use_cache=False).logits
+    logits.sum().backward()
+    torch.testing.assert_close(logits.detach(), expected)
+
+
+def test_constants_by_value_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "_constants", {})
+    monkeypatch.setattr(constants, "CACHE_SIZE", 3)
+    first = device_constant([1.0, 0.1], CPU, torch.float64)
+    assert first is device_constant((1.0, 0.1), CPU, torch.float64)
+    assert first.tolist() == [1.0, 0.1]
+    assert device_constant([1.0, 0.1], CPU, torch.float32).dtype == torch.float32
+    for number in range(9):
+        assert device_constant([float(number)], CPU, torch.float32).item() == number
+        assert len(constants._constants) <= 3
+
+
+@pytest.mark.slow
+def test_compiled_code_holds_them() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def run(states: torch.Tensor, values: tuple[float, ...] = (1.0, 2.0)) -> torch.Tensor:
+        return states * device_constant(values, states.device, states.dtype)
+
+    torch._dynamo.reset()
+    assert torch.compile(run, backend=backend, fullgraph=True)(torch.ones(2)).tolist() == [1.0, 2.0]
+    assert all("tensor" not in str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function")
