@@ -4,8 +4,8 @@
 out of its hands, and `backend` compiles flex_attention with both. `bfloat16` corrects bfloat16 in the interpreter,
 and `bounds` checks every access to memory.
 
-The tests in `interpreted/` need a process of their own, because all this changes torch for good: `make test-gpu-kernels`
-runs them, and `test_sample.py` runs a few in a subprocess.
+The tests in `interpreted/` need a process of their own, because all this changes torch for good. `make
+test-gpu-kernels` runs them, and `test_sample.py` runs a few in a subprocess.
 
 What this proves is that the kernels compute the right numbers. It says nothing about speed, about races between
 programs (they run one after another), about TF32 (products are float32), or about what ptxas makes of them:

@@ -40,11 +40,10 @@ class Assembly:
 def missing_tool() -> str | None:
     """Why kernels cannot be assembled here, or None if they can."""
     try:
-        import triton
         from triton.backends.nvidia.compiler import get_ptxas
     except ImportError:
         return "triton is not installed: it is in the extra triton"
-    if triton.knobs.runtime.interpret:
+    if runs_kernels():
         return "TRITON_INTERPRET=1 is set"
     try:
         get_ptxas(90)
@@ -67,7 +66,8 @@ def assemble(kernel: Kernel, gpu: FakeGPU) -> Assembly:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    assert not runs_kernels() and kernel.kind == "template"
+    assert not runs_kernels()
+    assert kernel.kind == "template"
     meta = kernel.options["triton_meta"]
     source = ASTSource(
         fn=kernel.function,
@@ -90,7 +90,8 @@ def assemble(kernel: Kernel, gpu: FakeGPU) -> Assembly:
 def read_log(log: str, ptx: str, shared_memory: int, options: dict[str, int]) -> Assembly:
     """Read the output of `ptxas -v`, and count the atomic instructions of the code that it assembled."""
     registers, spills = REGISTERS.search(log), SPILLS.search(log)
-    assert registers and spills, log
+    if registers is None or spills is None:
+        raise ValueError(f"unexpected output of ptxas: {log}")
     return Assembly(
         shared_memory=shared_memory,
         registers=int(registers[1]),

@@ -30,6 +30,7 @@ def to_bits(values: np.ndarray) -> np.ndarray:
 
 def correct_interpreter() -> None:
     """Correct the interpreter of this process."""
+    InterpreterBuilder.get_bf16 = _constant
     InterpreterBuilder.create_dot = _in_float32(InterpreterBuilder.create_dot)
     for name in ("unary_op", "binary_op", "create_fma", "create_rsqrt", "create_erf"):
         setattr(InterpreterBuilder, name, _in_float32(getattr(InterpreterBuilder, name)))
@@ -45,6 +46,11 @@ def is_bfloat16(handle: Any) -> bool:
 def widen(handle: Any) -> Any:
     """The handle in float32 if it is bfloat16, unchanged otherwise."""
     return TensorHandle(to_float32(handle.data), tl.float32) if is_bfloat16(handle) else handle
+
+
+def _constant(self: Any, value: float) -> TensorHandle:
+    """A number in the code, which the interpreter cannot make bfloat16."""
+    return TensorHandle(to_bits(np.array([value])), tl.bfloat16)
 
 
 def _in_float32(operation: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:

@@ -10,11 +10,10 @@ GPU_VARIABLE = "HF_POSENC_FAKE_GPU"
 """The environment variable that names the GPU, h100 or a100."""
 
 if GPU_VARIABLE in os.environ:
-    os.environ["TRITON_INTERPRET"] = "1"
     from tests.gpu_harness import backend, fake_device, launcher
 
     if not launcher.runs_kernels():
-        raise pytest.UsageError("triton was imported before TRITON_INTERPRET=1 was set")
+        raise pytest.UsageError(f"{GPU_VARIABLE} needs TRITON_INTERPRET=1 from the start of the process")
     backend.install(fake_device.GPUS[os.environ[GPU_VARIABLE]])
 else:
     collect_ignore = ["interpreted"]

@@ -80,10 +80,11 @@ _changes: list[Callable[[str], str]] = []
 
 
 def runs_kernels() -> bool:
-    """Whether this process runs kernels. One that assembles them cannot: Triton decides when it is imported."""
-    import triton
+    """Whether this process runs kernels, because TRITON_INTERPRET=1 was set before Triton was imported."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
 
-    return bool(triton.knobs.runtime.interpret)
+    return isinstance(tl.zeros, InterpretedFunction)
 
 
 def forget() -> None:

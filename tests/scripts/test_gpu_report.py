@@ -39,7 +39,7 @@ def test_the_log_of_ptxas_is_read() -> None:
 
 
 def test_a_log_without_numbers_is_not_read() -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="0 bytes gmem"):
         assembler.read_log("ptxas info    : 0 bytes gmem", PTX, 1024, {"num_warps": 8, "num_stages": 2})
 
 
