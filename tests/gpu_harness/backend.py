@@ -33,9 +33,11 @@ def install(gpu: fake_device.FakeGPU) -> None:
     if launcher.runs_kernels():
         from .bfloat16 import correct_interpreter
         from .bounds import check_accesses
+        from .speed import speed_up_interpreter
 
         correct_interpreter()
         check_accesses()
+        speed_up_interpreter()
 
 
 def _patch_inductor() -> None:
