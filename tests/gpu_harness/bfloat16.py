@@ -1,8 +1,8 @@
 """Corrects bfloat16 in Triton's interpreter.
 
 NumPy has no bfloat16, so the interpreter keeps the bits as uint16, and some of its operations take them for integers:
-products of matrices, arithmetic, and casts to integers. Here they compute in float32 and round to nearest even, as a
-GPU does.
+products of matrices and arithmetic. Here they compute in float32 and round to nearest even, as a GPU does. Atomic
+operations on bfloat16 are refused.
 """
 
 from __future__ import annotations

@@ -19,14 +19,10 @@ MISTAKES = {
     "softmax-across-blocks": ("l_i = l_i * alpha + tl.sum(p, 1)", "l_i = l_i + tl.sum(p, 1)", PLAIN, "logits"),
     "softmax-backward": ("ds = p * (dp - Di[:, None])", "ds = p * dp", PLAIN, TABLE),
     "keys-backward": ("dsT = pT * (dpT - Di[None, :])", "dsT = pT * dpT", PLAIN, "k_proj"),
-    "lost-atomics": (
-        "scatter_mask, sem='relaxed'",
-        "scatter_mask & (offs_n2[None, :] > 0), sem='relaxed'",
-        PLAIN,
-        TABLE,
-    ),
-    "distance-off-by-one": ("tl.full([1], 139, tl.int32)", "tl.full([1], 138, tl.int32)", PLAIN, "logits"),
-    "bfloat16-distance-off-by-one": ("tl.full([1], 139, tl.int32)", "tl.full([1], 138, tl.int32)", BFLOAT16, "logits"),
+    "lost-atomics": ("scatter_mask, sem=", "scatter_mask & (offs_n2[None, :] > 0), sem=", PLAIN, TABLE),
+    # a head has 279 distances
+    "wrong-head": ("279*tmp", "0*tmp", PLAIN, "logits"),
+    "bfloat16-wrong-head": ("279*tmp", "0*tmp", BFLOAT16, "logits"),
 }
 
 
@@ -52,9 +48,9 @@ def test_another_table_is_caught(situation: Situation) -> None:
 
 
 def test_a_lookup_outside_of_a_table_is_caught() -> None:
-    # the last head reads past the end of the vectors
+    # the last query of the first head reads before the start of the vectors
     with (
-        launcher.changed_kernels("tl.full([1], 139, tl.int32)", "tl.full([1], 141, tl.int32)"),
+        launcher.changed_kernels("tl.full([1], 139, tl.int32)", "tl.full([1], 138, tl.int32)"),
         pytest.raises(InterpreterError, match="OutOfBoundsError"),
     ):
         run_kernels(PLAIN, PLAIN.build(SCHEME))
