@@ -21,8 +21,8 @@ MISTAKES = {
     "keys-backward": ("dsT = pT * (dpT - Di[None, :])", "dsT = pT * dpT", PLAIN, "k_proj"),
     "lost-atomics": ("scatter_mask, sem=", "scatter_mask & (offs_n2[None, :] > 0), sem=", PLAIN, TABLE),
     # a head has 279 distances
-    "wrong-head": ("279*tmp", "0*tmp", PLAIN, "logits"),
-    "bfloat16-wrong-head": ("279*tmp", "0*tmp", BFLOAT16, "logits"),
+    "gradient-of-another-head": ("279*tmp", "0*tmp", PLAIN, TABLE),
+    "gradient-of-another-head-bfloat16": ("279*tmp", "0*tmp", BFLOAT16, TABLE),
 }
 
 
