@@ -20,11 +20,11 @@ right numbers.
 
 - Shared memory is per block, registers and spills per thread. {limit} bytes of spilled registers or more are **bold**,
   and so is more shared memory than the GPU has.
-- Atomics are instructions in the code. In a backward pass, each adds gradients of a table or vector, once per score
-  and thread, so one atomic in the code is about one per score at run time.
+- Atomics are instructions in the code. In a backward pass they add to the gradient of a table or vector, and every
+  thread runs all of them for every tile of scores.
 - Models have one layer with the heads of LLaMA 3 8B (32 heads, 8 key heads, head size 128) or BERT base (12 heads,
-  head size 64), bfloat16, batch size 1 and {length} tokens. Longer inputs have the same kernels if their length is a
-  multiple of 128.
+  head size 64), bfloat16, batch size 1 and {length} tokens. Kernels for longer inputs have other constants; they were not
+  assembled.
 - `none` adds nothing: the stock kernel, to compare with.
 
 {versions}
@@ -53,8 +53,9 @@ def render_page(results: dict[str, Any], rows: Sequence[Row], length: int) -> st
         rows: all rows of the report, measured or not.
         length: tokens per row of inputs.
     """
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(results["versions"].items()))
-    lines = [INTRODUCTION.format(limit=SPILL_LIMIT, length=length, versions=f"Versions: {versions}.")]
+    names = ", ".join(f"{name} {version}" for name, version in sorted(results["versions"].items()))
+    versions = f"Versions: {names}." if names else "Nothing was measured yet."
+    lines = [INTRODUCTION.format(limit=SPILL_LIMIT, length=length, versions=versions)]
     measured = [row for row in rows if row.key in results["rows"]]
     for gpu, shape, path in dict.fromkeys((row.gpu, row.shape, row.path) for row in measured):
         lines += [f"## {NAMES[gpu]}, {shape}, {path}", "", COLUMNS, RULE]
