@@ -23,8 +23,8 @@ right numbers.
 - Atomics are instructions in the code. In a backward pass they add to the gradient of a table or vector, and every
   thread runs all of them for every tile of scores.
 - Models have one layer with the heads of LLaMA 3 8B (32 heads, 8 key heads, head size 128) or BERT base (12 heads,
-  head size 64), bfloat16, batch size 1 and {length} tokens. Kernels for longer inputs have other constants; they were not
-  assembled.
+  head size 64), bfloat16, batch size 1 and {length} tokens. Kernels for longer inputs have other constants;
+  they were not assembled.
 - `none` adds nothing: the stock kernel, to compare with.
 
 {versions}

@@ -111,14 +111,11 @@ def _lower(graph: fx.GraphModule, inputs: list[Any], **options: Any) -> Any:
 
     mode = detect_fake_mode(inputs)
     assert mode is not None
-    output_node = next(node for node in graph.graph.nodes if node.op == "output")
-    outputs = [node.meta["val"] if isinstance(node, fx.Node) else node for node in output_node.args[0]]
     move_to_gpu(graph, mode)
     compiled = compile_fx_inner(graph, [_on_gpu(value, mode) for value in inputs], **options)
 
     def call(args: list[Any]) -> Any:
-        result = compiled(args)
-        return result if launcher.runs_kernels() else [_zeros_like(value) for value in outputs]
+        return compiled(args)  # garbage if kernels are not run but kept for the assembler
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
@@ -148,10 +145,3 @@ def _on_gpu(value: Any, mode: FakeTensorMode) -> Any:
     fake = value if isinstance(value, FakeTensor) else mode.from_tensor(value)
     with mode, torch.no_grad():
         return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=GPU)
-
-
-def _zeros_like(value: Any) -> Any:
-    """Zeros in place of a result, where kernels are assembled and not run."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.zeros(tuple(map(int, value.shape)), dtype=value.dtype)
