@@ -32,7 +32,7 @@ test-all: install  ## run all tests, including the slow ones
 	$(PYTEST) -n $(WORKERS) -m 'slow or not slow'
 
 # GPU=a100 generates the kernels of an A100, and ONLY="-k t5" runs a part.
-test-gpu-kernels: install  ## run generated GPU kernels by Triton's interpreter, without a GPU; Linux only, takes an hour
+test-gpu-kernels: install  ## run generated GPU kernels by Triton's interpreter, without a GPU; Linux only, takes long
 	$(BIN)/python $(PIP_INSTALL) '.[triton]' triton==$(TRITON)
 	HF_POSENC_FAKE_GPU=$(or $(GPU),h100) TRITON_INTERPRET=1 $(PYTEST) -n $(WORKERS) tests/gpu_harness/interpreted $(ONLY)
 
