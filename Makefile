@@ -6,10 +6,12 @@ WORKERS ?= 2
 PIP_INSTALL := -m pip install --quiet --constraint $(CONSTRAINTS) --editable
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 OLDEST := 5.4.0
+# The release that builds of torch 2.13 for GPUs require.
+TRITON := 3.7.1
 MEASURED := hf_posenc/schemes/*,hf_posenc/attention/*,patches/*
 
-.PHONY: help install test test-all test-reliability test-compat test-upstream coverage lint format check package \
-	docs docs-serve reference census figures demo bench bench-quick bench-gpu bench-recovery clean
+.PHONY: help install test test-all test-gpu-kernels test-reliability test-compat test-upstream coverage lint format \
+	check package docs docs-serve reference census figures demo bench bench-quick bench-gpu bench-recovery gpu-report clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,6 +30,11 @@ test: install  ## run the fast tests; run these for every change
 
 test-all: install  ## run all tests, including the slow ones
 	$(PYTEST) -n $(WORKERS) -m 'slow or not slow'
+
+# GPU=a100 generates the kernels of an A100, and ONLY="-k t5" runs a part.
+test-gpu-kernels: install  ## run generated GPU kernels by Triton's interpreter, without a GPU; Linux only, takes long
+	$(BIN)/python $(PIP_INSTALL) '.[triton]' triton==$(TRITON)
+	HF_POSENC_FAKE_GPU=$(or $(GPU),h100) TRITON_INTERPRET=1 $(PYTEST) -n $(WORKERS) tests/gpu_harness/interpreted $(ONLY)
 
 # ONLY="kills fuzz" counts some of the promises; the others keep their last counts.
 test-reliability: install  ## run the tests behind docs/reliability.md and record their counts; takes hours
@@ -99,12 +106,17 @@ bench: install  ## run all benchmarks (about 40 minutes) and write benchmarks/RE
 bench-quick: install  ## run a sample of the benchmarks in under three minutes
 	$(BIN)/python -m benchmarks --quick
 
-bench-gpu: install  ## measure every attention path on a GPU and write benchmarks/GPU.md
+bench-gpu: install  ## measure every attention path on a GPU and write benchmarks/GPU_SPEED.md
 	$(BIN)/python -m benchmarks.gpu
 
 bench-recovery: install  ## measure how much training converted checkpoints need; takes hours, rerun to resume
 	$(BIN)/python $(PIP_INSTALL) '.[plots]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.recovery
+
+# REPORT="--only t5" assembles a part.
+gpu-report: install  ## assemble GPU kernels, without a GPU, and write benchmarks/GPU.md; Linux only, rerun to resume
+	$(BIN)/python $(PIP_INSTALL) '.[triton]' triton==$(TRITON)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_gpu_report $(REPORT)
 
 clean:  ## remove everything that the other targets create
 	rm -rf $(VENV) $(VENV)-oldest build dist demo site *.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache \

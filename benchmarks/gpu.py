@@ -1,4 +1,4 @@
-"""Speed and memory on a GPU: every attention path against stock models, written to benchmarks/GPU.md.
+"""Speed and memory on a GPU: every attention path against stock models, written to benchmarks/GPU_SPEED.md.
 
     python -m benchmarks.gpu                # LLaMA-8B's layers in bfloat16, on the current GPU; about half an hour
     python -m benchmarks.gpu --toy --out .  # tiny layers on the CPU, which checks that the script runs
@@ -31,7 +31,7 @@ import hf_posenc
 from hf_posenc.attention.dispatch import FLEX_SETTING
 
 HERE = Path(__file__).parent
-RESULTS, PAGE = HERE / "gpu.json", HERE / "GPU.md"
+RESULTS, PAGE = HERE / "gpu.json", HERE / "GPU_SPEED.md"
 VOCABULARY, ROUNDS, WARMUP = 1024, 10, 3
 SCHEMES: dict[str, Any] = {
     "rope": "rope",
@@ -258,7 +258,9 @@ def run(size: Size, device: torch.device, cases: Sequence[Case]) -> dict[str, An
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--toy", action="store_true", help="tiny layers on the CPU")
-    parser.add_argument("--out", type=Path, help="the directory of gpu.json and GPU.md; default: that of this file")
+    parser.add_argument(
+        "--out", type=Path, help="the directory of gpu.json and GPU_SPEED.md; default: that of this file"
+    )
     parsed = parser.parse_args(arguments)
     if not parsed.toy and not torch.cuda.is_available():
         parser.error("there is no GPU here; --toy runs tiny layers on the CPU")

@@ -13,7 +13,7 @@ from tests.support.cases import CASES, Case
 from tests.support.tiny_models import TRAINED_LENGTH, WIDTH, model, tokens
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.sampled], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_every_scheme_can_be_analyzed(case: Case) -> None:
     """Each analysis gives finite numbers or explains that the scheme has nothing of the kind."""
     subject = analysis.build_model(case.scheme, hidden_size=32, num_heads=4, num_layers=3, max_positions=48)

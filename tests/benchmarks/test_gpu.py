@@ -41,7 +41,7 @@ def test_all_cases_at_toy_size(tmp_path: Path) -> None:
     errors = {(row["case"]["scheme"], row["case"]["path"]): row["error"] for row in results["rows"] if row["error"]}
     # On a CPU, flex_attention has no gradients, and FlashAttention is not there.
     assert {path for _, path in errors} <= {"flex_attention", "flash_attention_2"}
-    assert (tmp_path / "GPU.md").read_text() == gpu.render_page(results)
+    assert (tmp_path / "GPU_SPEED.md").read_text() == gpu.render_page(results)
 
 
 def test_toy_numbers_do_not_replace_real_ones(capsys: pytest.CaptureFixture[str]) -> None:
