@@ -24,6 +24,7 @@ NO_POSITIONS = "none"
 OTHER_NAMES = {
     "absolute": '"learned"',
     "dynamic": '{"type": "rope", "scaling": {"rope_type": "dynamic", "factor": 2.0}}',
+    "drope": '"none", recalibrated by hf-posenc train --recipe drope',
     "linear": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
     "longrope": '{"type": "rope", "scaling": {"rope_type": "longrope", ...}}',
     "llama3": '{"type": "rope", "scaling": {"rope_type": "llama3", ...}}',
@@ -32,6 +33,7 @@ OTHER_NAMES = {
     "ntk": '{"type": "rope", "scaling": {"rope_type": "dynamic", "factor": 2.0}}, or a larger theta: '
     '{"type": "rope", "theta": 80000.0}',
     "pi": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
+    "p_rope": '{"type": "rope", "frequency_fraction": 0.75}',
     "position_interpolation": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
     "relative": '"t5" or "shaw"',
     "relative_key": '{"type": "shaw", "values": false}',

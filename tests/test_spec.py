@@ -118,6 +118,7 @@ def test_except_layers(item: Any, chosen: Any) -> None:
         ("relative-key-query", '{"type": "shaw", "values": false, "query_term": true}'),
         ("absolute", '"learned"'),
         ("rotary", '"rope"'),
+        ("drope", "hf-posenc train --recipe drope"),
         ("pi", '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}'),
     ],
 )
