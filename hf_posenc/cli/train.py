@@ -80,7 +80,8 @@ def train(
     scheme: Annotated[
         str | None,
         Option(
-            help="New scheme: a name, or JSON. Required for a stock model.", show_default="the variant's, or by --recipe"
+            help="New scheme: a name, or JSON. Required for a stock model.",
+            show_default="the variant's, or by --recipe",
         ),
     ] = None,
     tokens: Annotated[

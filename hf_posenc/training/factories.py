@@ -54,8 +54,8 @@ def load_config(request: TrainRequest) -> PreTrainedConfig:
     architecture = ARCHITECTURES[variant.stock_class.model_type]
     if request.recipe.scheme == NO_POSITIONS and not architecture.is_causal(config):
         raise PosEncError(
-            f"{request.model} is an encoder, which sees no order without positions: dropping them is for causal models. "
-            "Choose another --recipe"
+            f"{request.model} is an encoder, which sees no order without positions: dropping them is for causal "
+            "models. Choose another --recipe"
         )
     with torch.device("meta"):
         plan_schemes(architecture, variant)

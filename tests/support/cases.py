@@ -111,6 +111,8 @@ CASES = [
     Case("alibi+ssmax", ["alibi", {**SSMAX, "bias": False}], scores=True, sampled=True),
     Case("shaw+llama4", [{"type": "shaw", "max_distance": 4}, LLAMA4], scores=True, values=True, sampled=True),
     Case("rope-p", {"type": "rope", "frequency_fraction": 0.5}, sampled=True),
+    Case("rope-resonance", {"type": "rope", "resonance": True}, sampled=True),
+    Case("rope-fourier", {"type": "rope", "theta": 20.0, "fourier": 0.5}, sampled=True),
     Case("rope-and-ssmax", [{"type": "rope", "layers": "0:2"}, {**SSMAX, "layers": [2]}], sampled=True),
 ]
 ARCHITECTURES = ["bert", "bert-decoder", "gpt2", "llama"]
