@@ -53,8 +53,8 @@ def mix_frequencies(
         cos: Cosines, (..., F).
         sin: Sines, (..., F).
         frequencies_F: The frequencies. Those that are zero take no part.
-        gain: The weights have a normal distribution with this standard deviation over the root of the frequencies' number
-            (Glorot's).
+        gain: The weights have a normal distribution, with this standard deviation over the root of the number of
+            frequencies (Glorot's).
 
     Returns:
         The new cosines and sines.

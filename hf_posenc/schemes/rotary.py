@@ -40,8 +40,8 @@ class RopeOptions(Options):
     resonance: bool = option(False, "Resonance RoPE: round wavelengths to whole numbers of tokens")
     fourier: float | None = option(
         None,
-        "FoPE: each pair of features mixes all frequencies, by fixed random coefficients of this gain (0.3 to 0.6 in the "
-        "paper), and those that complete no turn within the trained length do not rotate",
+        "FoPE: each pair of features mixes all frequencies, by fixed random coefficients of this gain (0.3 to 0.6 in "
+        "the paper), and those that complete no turn within the trained length do not rotate",
         minimum=0,
         maximum=10,
     )
@@ -64,6 +64,7 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
     kind = Kind.ROTATION
     formula = "q_i, k_j rotated by i and j times theta^(-2k/d), pair by pair"
     cost = "no parameters; two products per query and key. Runs on flash attention, but not with `extend`"
+    inherits_rotation = True
     Options = RopeOptions
 
     def __init__(self, options: RopeOptions, shape: ModelShape) -> None:
@@ -116,7 +117,8 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
     def _check_extensible(self) -> None:
         if self.options.fourier is not None:
             raise PosEncError(
-                "rope: extend rotates far keys further, which mixed frequencies do not allow: leave out extend or fourier"
+                "rope: extend rotates far keys further, which mixed frequencies do not allow: leave out extend or "
+                "fourier"
             )
         if not self.shape.causal:
             raise PosEncError(
