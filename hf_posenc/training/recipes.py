@@ -12,7 +12,7 @@ from .arguments import NAIVE, RECOMMENDED, Recipe
 DROPE = dataclasses.replace(RECOMMENDED, scheme=NO_POSITIONS)
 """Drop the positions of a trained model and recalibrate it (Gelberg et al. 2025, https://arxiv.org/abs/2512.12167).
 
-The paper continues the pretraining on text alone. Here the original teaches, which needs fewer tokens.
+The paper continues the pretraining on text alone. Here the original teaches, as in the recommended recipe.
 """
 NOPE_LAYERS = dataclasses.replace(RECOMMENDED, scheme={"type": NO_POSITIONS, "layers": "3::4"})
 """No positions in every fourth layer, as in SmolLM3 (Yang et al. 2025, https://arxiv.org/abs/2501.18795)."""
