@@ -75,7 +75,7 @@ class SchemeInfo:
         return "\n".join(lines)
 
 
-LAYER_SELECTION = "a list of layer numbers, or a slice such as '0:6' or '3::4'"
+LAYER_SELECTION = "a list of layer numbers, a slice such as '0:6' or '3::4', or a layer type"
 LAYERS = OptionInfo(LAYER_SELECTION, None, "the layers it acts in; None: all")
 EXCEPT_LAYERS = OptionInfo(LAYER_SELECTION, None, "layers it does not act in")
 

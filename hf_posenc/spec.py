@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from .errors import PosEncError
@@ -18,31 +18,38 @@ from .validation import MAX_LAYERS, MAX_SCHEMES, check_json_limits, truncate_rep
 PositionScheme: TypeAlias = str | dict[str, Any] | list[str | dict[str, Any]]
 """The value of `position_scheme`: `"rope"`, `{"type": "t5", "num_buckets": 64}`, or a list of these."""
 LAYER_SLICE = re.compile(r"(-?\d{1,9})?:(-?\d{1,9})?(?::(\d{1,9})?)?")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+"""Names in the `layer_types` of a config that `layers` accepts too."""
 LAYER_KEYS = ("layers", "except_layers")
 COMMON_KEYS = ("type", *LAYER_KEYS)
 NO_POSITIONS = "none"
 OTHER_NAMES = {
     "absolute": '"learned"',
     "dynamic": '{"type": "rope", "scaling": {"rope_type": "dynamic", "factor": 2.0}}',
+    "drope": '"none", recalibrated by hf-posenc train --recipe drope',
+    "fope": '{"type": "rope", "fourier": 0.3}',
     "linear": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
     "longrope": '{"type": "rope", "scaling": {"rope_type": "longrope", ...}}',
+    "longrope2": '{"type": "rope", "scaling": {"rope_type": "longrope", ...}}',
     "llama3": '{"type": "rope", "scaling": {"rope_type": "llama3", ...}}',
     "no_positions": '"none"',
     "nope": '"none"',
     "ntk": '{"type": "rope", "scaling": {"rope_type": "dynamic", "factor": 2.0}}, or a larger theta: '
     '{"type": "rope", "theta": 80000.0}',
     "pi": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
+    "p_rope": '{"type": "rope", "frequency_fraction": 0.75}',
     "position_interpolation": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
     "relative": '"t5" or "shaw"',
     "relative_key": '{"type": "shaw", "values": false}',
     "relative_key_query": '{"type": "shaw", "values": false, "query_term": true}',
+    "resonance_rope": '{"type": "rope", "resonance": true}',
     "rotary": '"rope"',
     "stock": '"learned" or "rope", whichever the architecture has, or no position_scheme',
     "yarn": '{"type": "rope", "scaling": {"rope_type": "yarn", "factor": 4.0}}',
 }
 """Names that other packages or papers use, and how to write the same thing here."""
 LayerSelection: TypeAlias = list[int] | str
-"""Layer indices, or a slice such as "3::4"."""
+"""Layer indices, a slice such as "3::4", or a layer type such as "full_attention"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +79,12 @@ class SchemeSpec:
         """Whether the scheme acts at a seam under its options."""
         return seam in self.seams
 
-    def active_layers(self, num_layers: int) -> tuple[int, ...]:
+    def active_layers(self, num_layers: int, layer_types: Sequence[str] | None = None) -> tuple[int, ...]:
         """The layers in which the scheme acts.
 
         Args:
             num_layers: The model's number of layers.
+            layer_types: The type of each layer; None if they have none.
 
         Returns:
             Layer indices in ascending order; empty for schemes of the input embedding.
@@ -86,8 +94,8 @@ class SchemeSpec:
         """
         if self.scheme.at_input:
             return ()
-        layers = self._select("layers", self.layers, num_layers)
-        excluded = self._select("except_layers", self.except_layers, num_layers)
+        layers = self._select("layers", self.layers, num_layers, layer_types)
+        excluded = self._select("except_layers", self.except_layers, num_layers, layer_types)
         if self.except_layers is None:
             return layers
         remaining = tuple(layer for layer in layers if layer not in excluded)
@@ -95,10 +103,20 @@ class SchemeSpec:
             raise PosEncError(f"{self.name}: except_layers={self.except_layers!r} leaves none of the layers")
         return remaining
 
-    def _select(self, key: str, selection: LayerSelection | None, num_layers: int) -> tuple[int, ...]:
+    def _select(
+        self, key: str, selection: LayerSelection | None, num_layers: int, layer_types: Sequence[str] | None
+    ) -> tuple[int, ...]:
         """The layers that a selection means; all of them for None."""
         if selection is None:
             return tuple(range(num_layers))
+        if selection in LAYER_TYPES:
+            selected = tuple(layer for layer, name in enumerate(layer_types or ()) if name == selection)
+            if not selected:
+                raise PosEncError(
+                    f"{self.name}: {key}={selection!r}, but the model has no layers of this type: name them by index, "
+                    'as in [0, 1] or "0::2"'
+                )
+            return selected
         if isinstance(selection, str):
             match = LAYER_SLICE.fullmatch(selection)
             assert match is not None
@@ -148,7 +166,7 @@ def parse_position_scheme(position_scheme: object) -> tuple[SchemeSpec, ...]:
 
 
 def assign_layers(
-    specs: tuple[SchemeSpec, ...], num_layers: int, stock_scheme: str
+    specs: tuple[SchemeSpec, ...], num_layers: int, stock_scheme: str, layer_types: Sequence[str] | None = None
 ) -> tuple[tuple[SchemeSpec, ...], list[tuple[int, ...]]]:
     """Decide which schemes act in which layers of a model.
 
@@ -159,6 +177,7 @@ def assign_layers(
         specs: The parsed `position_scheme`.
         num_layers: The model's number of layers.
         stock_scheme: The scheme that the model has by itself.
+        layer_types: The type of each layer; None if they have none.
 
     Returns:
         The specs, and for each of them its layers, in ascending order.
@@ -167,7 +186,7 @@ def assign_layers(
         PosEncError: If `layers` does not fit the model, a scheme is left without layers, or the model's own encoding
             cannot be confined to some layers.
     """
-    layers = [spec.active_layers(num_layers) for spec in specs]
+    layers = [spec.active_layers(num_layers, layer_types) for spec in specs]
     without = {
         layer for spec, active in zip(specs, layers, strict=True) if spec.name == NO_POSITIONS for layer in active
     }
@@ -243,14 +262,16 @@ def _check_layers(scheme: type[Scheme], key: str, layers: object) -> LayerSelect
     if scheme.at_input:
         raise PosEncError(f"{scheme.name} acts at the input embedding, where {key} has no meaning; remove it")
     if isinstance(layers, str):
+        if layers in LAYER_TYPES:
+            return layers
         match = LAYER_SLICE.fullmatch(layers)
         if match and int(match[3] or 1) > 0:
             return layers
     elif isinstance(layers, (list, tuple)) and 0 < len(layers) <= MAX_LAYERS and all(map(_is_layer_index, layers)):
         return list(layers)
     raise PosEncError(
-        f'{scheme.name}: {key} must be a list of layer indices from 0, or a slice such as "0:6" or "3::4"; '
-        f"got {truncate_repr(layers)}"
+        f'{scheme.name}: {key} must be a list of layer indices from 0, a slice such as "0:6" or "3::4", or '
+        f"{' or '.join(LAYER_TYPES)}; got {truncate_repr(layers)}"
     )
 
 

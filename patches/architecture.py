@@ -99,8 +99,8 @@ class Architecture:
         """The scheme that computes exactly what the stock architecture does."""
         return "learned" if self.table else "rope"
 
-    def shape(self, config: PreTrainedConfig) -> ModelShape:
-        """The sizes that schemes are built from."""
+    def shape(self, config: PreTrainedConfig, layer_type: str = "full_attention") -> ModelShape:
+        """The sizes that schemes are built from, and the rotary settings of a type of layers, where types differ."""
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         first_row = self.first_row(config) if self.table else 0
         stock_length = getattr(config, STOCK_LENGTH_KEY, None) or config.max_position_embeddings
@@ -115,7 +115,8 @@ class Architecture:
             table_size=max_positions if self.table else None,
             table_first_row=first_row,
             embedding_size=getattr(config, "embedding_size", None),
-            rope_parameters=_flat_rope_parameters(config) if self.rotary else None,
+            layer_types=tuple(layer_types) if (layer_types := getattr(config, "layer_types", None)) else None,
+            rope_parameters=_flat_rope_parameters(config, layer_type) if self.rotary else None,
             rotary_layout="interleaved" if self.interleaved else "halves",
             rotary_direction=-1 if self.reversed_rotation else 1,
         )
@@ -159,10 +160,10 @@ class Architecture:
                 yield layer.get_submodule(self.cross_attention)
 
 
-def _flat_rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
-    """The rotary settings of a config; those of full attention where types of layers differ."""
+def _flat_rope_parameters(config: PreTrainedConfig, layer_type: str) -> dict[str, Any]:
+    """The rotary settings of a config; those of a type of layers where types differ."""
     parameters: dict[str, Any] = config.rope_parameters
-    return parameters.get("full_attention", parameters)
+    return parameters.get(layer_type, parameters.get("full_attention", parameters))
 
 
 class NullEmbedding(nn.Module):

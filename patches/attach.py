@@ -13,10 +13,10 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_posenc.attention import PositionNeeds, Window, check_backend
 from hf_posenc.errors import PosEncError
-from hf_posenc.schemes import Kind, ParameterModule, Scheme
+from hf_posenc.schemes import Kind, ModelShape, ParameterModule, Scheme
 from hf_posenc.schemes.base import LAYER_SEAMS, STOCK_ROTATION
 from hf_posenc.schemes.inputs import LayerSeams
-from hf_posenc.spec import PositionScheme, assign_layers
+from hf_posenc.spec import PositionScheme, SchemeSpec, assign_layers
 from hf_posenc.validation import ParameterBudget, check_model_sizes
 
 from .architecture import Architecture, NullEmbedding
@@ -83,10 +83,11 @@ def plan_schemes(architecture: Architecture, config: PreTrainedConfig) -> Scheme
             f"{architecture.model_type} shares the weights of its {config.num_hidden_layers} layers, so a scheme acts "
             "in all of them: leave out `layers` and `except_layers`"
         )
-    specs, layers = assign_layers(specs, shape.num_layers, architecture.stock_scheme)
+    specs, layers = assign_layers(specs, shape.num_layers, architecture.stock_scheme, shape.layer_types)
+    specs, layers, shapes = _split_by_rotation(architecture, config, specs, layers)
     layer_modules: dict[int, nn.ModuleDict] = {}
     with ParameterBudget(shape.num_layers, shape.hidden_size):
-        schemes = [spec.build(shape) for spec in specs]
+        schemes = [spec.build(own_shape) for spec, own_shape in zip(specs, shapes, strict=True)]
         for index, scheme in enumerate(schemes):
             for layer in layers[index]:
                 module = scheme.layer_module()
@@ -107,6 +108,36 @@ def plan_schemes(architecture: Architecture, config: PreTrainedConfig) -> Scheme
         scheme_owns_table=num_tables == 1 and any(scheme.rewrites_embeddings for scheme in schemes),
     )
     return SchemePlan(schemes, layer_modules, state)
+
+
+def _split_by_rotation(
+    architecture: Architecture, config: Any, specs: tuple[SchemeSpec, ...], layers: list[tuple[int, ...]]
+) -> tuple[list[SchemeSpec], list[tuple[int, ...]], list[ModelShape]]:
+    """Let a rotation inherit the checkpoint's settings for the type of its layers.
+
+    A rotation in layers of several types, whose settings differ, becomes one for each type. The further ones are
+    appended, so that the indices of schemes, and with them the names of their parameters, stay.
+    """
+    shape = architecture.shape(config)
+    all_specs, all_layers, shapes = list(specs), list(layers), [shape] * len(specs)
+    if shape.layer_types is None or not architecture.rotary:
+        return all_specs, all_layers, shapes
+    by_type = {name: architecture.shape(config, name) for name in sorted(set(shape.layer_types))}
+    if all(own.rope_parameters == shape.rope_parameters for own in by_type.values()):
+        return all_specs, all_layers, shapes
+    for index, spec in enumerate(specs):
+        if not spec.scheme.inherits_rotation or spec.build(shape).keeps_stock_rotation():
+            continue
+        first = True
+        for name, own_shape in by_type.items():
+            of_type = tuple(layer for layer in layers[index] if shape.layer_types[layer] == name)
+            if of_type and first:
+                all_layers[index], shapes[index], first = of_type, own_shape, False
+            elif of_type:
+                all_specs.append(spec)
+                all_layers.append(of_type)
+                shapes.append(own_shape)
+    return all_specs, all_layers, shapes
 
 
 def _layer_seams(

@@ -7,8 +7,8 @@ A page marks where generated text goes:
     <!-- end generated -->
 
 Everything between the two comments is replaced by the output of the generator with that name. Measurements come from
-benchmarks/results.json, benchmarks/reliability.json, the tables of benchmarks/RECOVERY.md and the text files in
-docs/figures/; options from the commands themselves. Lines that install the package are rewritten wherever they are.
+the JSON files in benchmarks/, the tables of the pages there and the text files in docs/figures/; options from the
+commands themselves. Lines that install the package are rewritten wherever they are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hf_posenc.errors import install_command
 from scripts.scaling import TABLES
@@ -30,6 +31,7 @@ INSTALL = re.compile(r"pip install '?hf_posenc(?:\[(?P<extra>[\w,]+)\])?(?: @ [^
 LENGTH = 1024
 GROUPS = {"GPT-2": "decoders", "LLaMA": "llamas", "BERT": "encoders"}
 SETTINGS = {"forward": "forward", "training": "training step"}
+MULTIPLES = ("1x", "2x", "4x")
 SCHEMES = ("rope", "alibi", "t5", "tupe", "shaw", "transformer_xl", "deberta (v2)", "deberta (v1)")
 
 
@@ -114,10 +116,43 @@ def recovery() -> str:
     return markdown_table(["", *(f"`{scheme}`" for scheme in schemes)], rows)
 
 
-def extension() -> str:
-    """Quality and cost of methods that extend a rotary model without training."""
-    page = (ROOT / "benchmarks" / "EXTENSION.md").read_text(encoding="utf-8")
-    return "\n".join(line for line in page.splitlines() if line.startswith("|"))
+def _measured(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def four_times() -> str:
+    """Quality and cost of ways to four times the length: methods without training, then training runs."""
+    extension = _measured("extension")
+    costs = {name: f"{cost['ratio']:.2f}" for name, cost in extension["cost"].items()}
+    page = (ROOT / "benchmarks" / "LONG_TRAINING.md").read_text(encoding="utf-8")
+    header, _, *runs = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line]
+    rows = [
+        [
+            name,
+            *(f"{quality[multiple]['perplexity']:.2f}" for multiple in MULTIPLES),
+            "none",
+            "",
+            costs.get(name, ""),
+        ]
+        for name, quality in extension["quality"].items()
+    ]
+    rows += [[f"trained: {name}", *cells, ""] for name, *cells in runs]
+    return markdown_table(["", *header[1:-2], "training tokens", "CPU seconds", "cost of attention"], rows)
+
+
+def pose() -> str:
+    """Short rows with PoSE, compared with rows of the target length."""
+    names = ("rows of 2,048 tokens", "PoSE, rows of 512 tokens", "rows of 512 tokens")
+    long, short, plain = (_measured("long_training")[name] for name in names)
+    above, without = (
+        result["quality"]["4x"]["perplexity"] / long["quality"]["4x"]["perplexity"] - 1 for result in (short, plain)
+    )
+    tokens, seconds = (short[name] / long[name] for name in ("tokens", "cpu_seconds"))
+    return (
+        f"On stories260K, with as many short rows as long ones, perplexity at four times the length ends {above:.1%}\n"
+        f"above that of training on long rows, at {tokens:.0%} of the tokens and {seconds:.0%} of the CPU time. With\n"
+        f"the same rows at their usual positions, it is {without:.1%} above."
+    )
 
 
 def small_budgets() -> str:
@@ -235,10 +270,11 @@ def scaling(name: str) -> str:
 
 GENERATORS: dict[str, Callable[..., str]] = {
     "decoding": decoding,
-    "extension": extension,
+    "four-times": four_times,
     "memory": memory,
     "numbers": numbers,
     "options": options,
+    "pose": pose,
     "recovery": recovery,
     "reliability": reliability,
     "small-budgets": small_budgets,

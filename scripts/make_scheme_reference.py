@@ -33,6 +33,41 @@ Schemes at the input embedding have a `mix`, which combines the token embedding 
 """
 
 
+FREQUENCIES = """\
+#### Other frequencies
+
+With the frequencies w_k of a plain or scaled rotation, wavelengths l_k = 2 pi / w_k and the trained length L:
+
+| options | frequencies | paper |
+| --- | --- | --- |
+| `"frequency_fraction": 0.75` | the lowest quarter is 0 (p-RoPE) | \
+Barbero et al. 2024, https://arxiv.org/abs/2410.06205 |
+| `"resonance": true` | 2 pi / round(l_k): angles repeat exactly (Resonance RoPE; with a `yarn` scaling, Resonance \
+YaRN) | Wang et al. 2024, https://arxiv.org/abs/2403.00071 |
+| `"fourier": 0.3` | 0 if l_k > L; for the others, cos(w_k n) + sum_m a_mk cos(w_m n) in place of cos(w_k n), and \
+sin(w_k n) + sum_m b_mk sin(w_m n) in place of sin(w_k n), with normal a, b of standard deviation 0.3 / sqrt(number of \
+frequencies) (FoPE) | Hua et al. 2024, https://arxiv.org/abs/2412.17739 |
+| `"scaling": {"rope_type": "longrope", "short_factor": [1.0, ...], "long_factor": [...]}` | w_k / short_factor_k up \
+to the original length, w_k / long_factor_k beyond: the factors that LongRoPE2 searches for, which is not done here | \
+Shang et al. 2025, https://arxiv.org/abs/2502.20082 |
+
+The random coefficients of `fourier` are fixed, the same in every layer and head (the paper's may differ by head), and
+not in the checkpoint. Logits then depend on both positions, not on their distance alone. A gain of 0 only drops the
+frequencies that complete no turn. All four change the angles that a checkpoint was trained with, so fine-tune, or train
+from scratch; what they bring was not measured here. None has parameters or a cost worth mentioning.
+
+Layers may rotate differently: list `rope` several times with `layers`, which also takes the layer types of a model
+with sliding windows (Gemma 3, ModernBERT): `"full_attention"` or `"sliding_attention"`. What the options leave out
+comes from the checkpoint's settings for that type. This scales the layers with full attention and leaves the
+others alone:
+
+    [
+        {"type": "rope", "layers": "full_attention", "scaling": {"rope_type": "linear", "factor": 8.0}},
+        {"type": "rope", "layers": "sliding_attention"}
+    ]
+"""
+
+
 EXTENSIONS = """\
 #### Longer inputs without training
 
@@ -73,6 +108,7 @@ def _entry(info: SchemeInfo) -> Iterator[str]:
             yield _row(f"`{name}`", option)
     yield ""
     if info.name == "rope":
+        yield FREQUENCIES
         yield EXTENSIONS
         for name, method in METHODS.items():
             yield f"| `{name}` | {method.near} | {method.formula} | {method.paper} |"

@@ -79,7 +79,10 @@ def train(
     output_dir: Annotated[Path, Option(help="Directory for checkpoints and the variant.")],
     scheme: Annotated[
         str | None,
-        Option(help="New scheme: a name, or JSON. Required for a stock model.", show_default="the variant's"),
+        Option(
+            help="New scheme: a name, or JSON. Required for a stock model.",
+            show_default="the variant's, or by --recipe",
+        ),
     ] = None,
     tokens: Annotated[
         int | None,
@@ -94,7 +97,12 @@ def train(
     ] = None,
     eval_data: Annotated[str | None, Option(help="Text to evaluate on, as for --data.")] = None,
     recipe: Annotated[
-        str | None, Option(help="recommended, or naive for plain fine-tuning.", show_default="recommended")
+        str | None,
+        Option(
+            help="recommended; naive: plain fine-tuning; drope: drop all positions; nope-layers: those of every fourth "
+            "layer; p-rope: the lowest frequencies.",
+            show_default="recommended",
+        ),
     ] = None,
     teacher: Annotated[bool | None, Option(help="Distill from the stock model.", show_default="by --recipe")] = None,
     teacher_model: Annotated[
@@ -170,6 +178,8 @@ def train(
 
     Example: hf-posenc train --model gpt2 --scheme alibi --data self --train-length 512 --output-dir out
 
+    Example: hf-posenc train --model ./my-llama --recipe drope --data text.txt --train-length 2048 --output-dir out
+
     Example: accelerate launch -m hf_posenc train --config run.yaml --output-dir out
     """
     skipped = (*COMMAND_LINE_ONLY, "output_dir", "passes")
@@ -202,18 +212,16 @@ def train(
 
 def build_request(options: dict[str, Any]) -> TrainRequest:
     """The training request of the command's options. Options that are not set keep their defaults."""
-    from ..training import RECIPES, TrainRequest
+    from ..training import TrainRequest, get_recipe
 
-    name = options.pop("recipe", "recommended")
-    if name not in RECIPES:
-        raise PosEncError(f"Unknown --recipe {name!r}; expected one of {sorted(RECIPES)}")
+    if "scheme" in options:
+        options["scheme"] = parse_scheme_option(options["scheme"])
+    recipe = get_recipe(options.pop("recipe", "recommended"), options.get("scheme"))
     kinds = [kind for kind in ("kl", "hidden", "label") if f"{kind}_loss_weight" in options]
     weights = {kind: options.pop(f"{kind}_loss_weight") for kind in kinds}
     changes: dict[str, Any] = {field: options.pop(field) for field in RECIPE_OPTIONS if field in options}
-    changes["loss_weights"] = dataclasses.replace(RECIPES[name].loss_weights, **weights)
-    if "scheme" in options:
-        options["scheme"] = parse_scheme_option(options["scheme"])
-    return TrainRequest(recipe=dataclasses.replace(RECIPES[name], **changes), **options)
+    changes["loss_weights"] = dataclasses.replace(recipe.loss_weights, **weights)
+    return TrainRequest(recipe=dataclasses.replace(recipe, **changes), **options)
 
 
 def parse_training_arguments(request: TrainRequest, context: typer.Context) -> TrainingArguments:

@@ -209,7 +209,8 @@ def _describe_rotation(architecture: Architecture, config: VariantConfig) -> str
     specs = config.position_specs
     if any(spec.acts_at("rotate") for spec in specs):
         return "replaced by the scheme"
-    all_specs, _ = assign_layers(specs, architecture.shape(config).num_layers, architecture.stock_scheme)
+    shape = architecture.shape(config)
+    all_specs, _ = assign_layers(specs, shape.num_layers, architecture.stock_scheme, shape.layer_types)
     return "removed" if all_specs == specs else "removed in some layers"
 
 

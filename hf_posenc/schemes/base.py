@@ -53,6 +53,8 @@ class ModelShape:
     """Positions in the architecture's own position table; None if it has none."""
     rope_parameters: dict[str, Any] | None
     """The checkpoint's own rotary settings; None if it has none."""
+    layer_types: tuple[str, ...] | None = None
+    """The type of each layer, such as "sliding_attention"; None if they have none."""
     embedding_size: int | None = None
     """The width of token embeddings; None: the hidden size."""
     table_first_row: int = 0
@@ -137,6 +139,7 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         neutral: Which parameters start at zero, so that adding the scheme to the model's own encoding changes nothing.
         recommended: Options with which it recovers most of a checkpoint's quality when it replaces another encoding.
         extends: Whether a trained model runs past its trained length at all (not how well).
+        inherits_rotation: Whether options that are not set come from the checkpoint's own rotary settings.
         at_input: Whether it acts at the input embedding only, so that the `layers` option does not apply.
         reads_positions: Whether the result depends on `position_ids` at all.
         depends_on_length: Whether the result depends on the input's length, which a cache must then record.
@@ -165,6 +168,7 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     cost: ClassVar[str] = ""
     neutral: ClassVar[str] = "no parameters"
     recommended: ClassVar[dict[str, Any]] = {}
+    inherits_rotation: ClassVar[bool] = False
     at_input: ClassVar[bool] = False
     needs_distances: ClassVar[bool] = True
     needs_key_counts: bool = False

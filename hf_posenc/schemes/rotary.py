@@ -13,19 +13,11 @@ from ..validation import truncate_repr
 from . import Kind, ModelShape, Options, Positions, Remap, Scheme, is_tracing, option
 from .base import StockRotate
 from .constants import device_constant
-from .functional import BASE
-from .options import describe_type, matches_type
+from .frequencies import drop_incomplete, keep_highest, mix_frequencies, round_wavelengths
 from .remapping import parse_extension
-from .rotations import FarRotation, Rotation, StockRotation, rotate_further, rotate_pairs, rotation
+from .rope_parameters import CHANGES_WITH_LENGTH, resolve_rope_parameters
+from .rotations import FarRotation, Rotation, StockRotation, join_rotation, rotate_further, rotate_pairs, rotation
 
-LIST_KEYS = {"short_factor", "long_factor"}
-NUMBER_KEYS = {
-    *("rope_theta", "factor", "original_max_position_embeddings", "attention_factor", *LIST_KEYS),
-    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor"),
-}
-SCALING_KEYS = {"rope_type", "truncate", *NUMBER_KEYS}
-NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
-CHANGES_WITH_LENGTH = ("dynamic", "longrope")
 MAX_FREQUENCY, MIN_ATTENTION_FACTOR, MAX_ATTENTION_FACTOR = 1e4, 0.01, 100.0
 """Beyond any useful rotation: angles and attention scores stay finite in every dtype."""
 
@@ -46,6 +38,14 @@ class RopeOptions(Options):
         above=0,
         maximum=1,
     )
+    resonance: bool = option(False, "Resonance RoPE: round wavelengths to whole numbers of tokens")
+    fourier: float | None = option(
+        None,
+        "FoPE: each pair of features mixes all frequencies, by fixed random coefficients of this gain (0.3 to 0.6 in "
+        "the paper), and those that complete no turn within the trained length do not rotate",
+        minimum=0,
+        maximum=10,
+    )
     scaling: dict[str, Any] | None = option(None, "as transformers' rope_parameters; None: the checkpoint's, or none")
     extend: dict[str, Any] | None = option(
         None, "remap far distances, so that longer inputs need no training: a `method` and its options"
@@ -57,36 +57,6 @@ class RopeOptions(Options):
             parse_extension(self.extend)
 
 
-def resolve_rope_parameters(options: RopeOptions, shape: ModelShape) -> dict[str, Any]:
-    """The `rope_parameters` that transformers would use for this rotation; options override the checkpoint's."""
-    stock, scaling = shape.rope_parameters or {}, options.scaling or {}
-    valid_types = sorted({"default", *ROPE_INIT_FUNCTIONS})
-    if unknown := sorted(set(scaling) - SCALING_KEYS):
-        raise PosEncError(f"rope: scaling has no setting {unknown[0]!r}; expected some of {sorted(SCALING_KEYS)}")
-    for key in NUMBER_KEYS & scaling.keys():
-        for number in scaling[key] if isinstance(scaling[key], list) else [scaling[key]]:
-            if matches_type(number, float) and number <= 0:
-                raise PosEncError(f"rope: scaling: {key} must be above 0, got {number!r}")
-    if options.scaling is not None and "rope_type" not in scaling:
-        raise PosEncError(f"rope: scaling needs a rope_type, one of {valid_types}")
-    inherits = options.scaling is None and options.theta is None
-    parameters = {"rope_type": "default", **(stock if inherits else scaling)}
-    parameters["rope_theta"] = options.theta or parameters.get("rope_theta") or stock.get("rope_theta") or BASE
-    rope_type = parameters["rope_type"]
-    if rope_type not in valid_types:
-        raise PosEncError(f"rope: scaling: rope_type {rope_type!r} is unknown; expected one of {valid_types}")
-    parameters = {key: value for key, value in parameters.items() if value is not None}
-    for key in NUMBER_KEYS & parameters.keys():
-        hint = list[float] if key in LIST_KEYS else float
-        if not matches_type(parameters[key], hint):
-            raise PosEncError(
-                f"rope: scaling: {key} must be {describe_type(hint)}, got {truncate_repr(parameters[key])}"
-            )
-    if rope_type in NEEDS_ORIGINAL_LENGTH:
-        parameters.setdefault("original_max_position_embeddings", shape.max_positions)
-    return parameters
-
-
 class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
     """Queries and keys are rotated by angles proportional to their position, so that logits depend on distance."""
 
@@ -95,11 +65,14 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
     kind = Kind.ROTATION
     formula = "q_i, k_j rotated by i and j times theta^(-2k/d), pair by pair"
     cost = "no parameters; two products per query and key. Runs on flash attention, but not with `extend`"
+    inherits_rotation = True
     Options = RopeOptions
 
     def __init__(self, options: RopeOptions, shape: ModelShape) -> None:
         super().__init__(options, shape)
-        self.rope_parameters = resolve_rope_parameters(options, shape)
+        self.rope_parameters = resolve_rope_parameters(
+            shape.rope_parameters, options.theta, options.scaling, shape.max_positions
+        )
         self.rope_type: str = self.rope_parameters["rope_type"]
         self.depends_on_length = self.rope_type in CHANGES_WITH_LENGTH
         self.has_stock_angles = shape.rope_parameters is not None and options == RopeOptions(extend=options.extend)
@@ -128,6 +101,10 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
             )
         # Plain numbers, not a buffer: model.to(bfloat16) would round it and meta loading would lose it.
         self.frequencies: list[float] = frequencies.tolist()
+        if not any(self.frequencies):
+            raise PosEncError(
+                f"rope: no frequency completes a turn within {shape.max_positions} tokens, so that fourier leaves none"
+            )
         self.extension = None
         if options.extend is not None:
             self._check_extensible()
@@ -139,6 +116,11 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         return options.extend is not None if seam == "remap" else super().acts(seam, options)
 
     def _check_extensible(self) -> None:
+        if self.options.fourier is not None:
+            raise PosEncError(
+                "rope: extend rotates far keys further, which mixed frequencies do not allow: leave out extend or "
+                "fourier"
+            )
         if not self.shape.causal:
             raise PosEncError(
                 "rope: extend is defined for causal models, where all keys are at or before the query; on an encoder "
@@ -154,15 +136,13 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         self, length: int | None, device: torch.device | None = None
     ) -> tuple[torch.Tensor, float]:
         """The `inv_freq` and attention factor for inputs of a length, with zeros for frequencies that are left out."""
-        frequencies, attention_factor = self._all_inverse_frequencies(length, device)
-        kept = int(self.options.frequency_fraction * len(frequencies) + 1e-9)  # 0.29 * 100 is 28.99...
-        if not kept:
-            raise PosEncError(
-                f"rope: frequency_fraction {self.options.frequency_fraction} keeps none of the {len(frequencies)} "
-                "frequencies; raise it, or use none"
-            )
-        is_kept = torch.arange(len(frequencies), device=frequencies.device) < kept
-        return torch.where(is_kept, frequencies, 0.0), attention_factor
+        options, (frequencies, attention_factor) = self.options, self._all_inverse_frequencies(length, device)
+        frequencies = keep_highest(frequencies, options.frequency_fraction)
+        if options.resonance:
+            frequencies = round_wavelengths(frequencies)
+        if options.fourier is not None:
+            frequencies = drop_incomplete(frequencies, self.shape.max_positions)
+        return frequencies, attention_factor
 
     def _all_inverse_frequencies(
         self, length: int | None, device: torch.device | None = None
@@ -203,7 +183,11 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
         return prepared._replace(far=far, further=further)
 
     def _rotation(self, positions_BN: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
-        return rotation(positions_BN[:, None, :, None].float() * frequencies * self.shape.rotary_direction, self.layout)
+        angles = positions_BN[:, None, :, None].float() * frequencies * self.shape.rotary_direction
+        if not self.options.fourier:
+            return rotation(angles, self.layout)
+        mixed = mix_frequencies(angles.cos(), angles.sin(), frequencies, self.options.fourier)
+        return join_rotation(*mixed, self.layout)
 
     def _far_rotation(self, positions: Positions) -> FarRotation | None:
         """The offsets that remap far distances; None if the input is too short to have any."""

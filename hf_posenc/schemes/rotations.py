@@ -50,7 +50,11 @@ def join_pairs(first: torch.Tensor, second: torch.Tensor, layout: str) -> torch.
 
 def rotation(angles: torch.Tensor, layout: str) -> Rotation:
     """Build the rotation by one angle per pair of features."""
-    cos, sin = angles.cos(), angles.sin()
+    return join_rotation(angles.cos(), angles.sin(), layout)
+
+
+def join_rotation(cos: torch.Tensor, sin: torch.Tensor, layout: str) -> Rotation:
+    """Build the rotation from the cosine and sine of each pair of features."""
     return Rotation(join_pairs(cos, cos, layout), join_pairs(sin, sin, layout), join_pairs(-sin, sin, layout))
 
 

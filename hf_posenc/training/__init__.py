@@ -1,7 +1,7 @@
 """Recover a model's quality after its position encoding has changed: warm start, distillation, training runs."""
 
 from .argument_checks import check_hub_arguments, check_numbers
-from .arguments import RECIPES, Recipe, TrainRequest, parse_train_length, resolve_fit_ratio, rows_per_step
+from .arguments import Recipe, TrainRequest, parse_train_length, resolve_fit_ratio, rows_per_step
 from .budget import budget_arguments, default_learning_rate
 from .checkpoint_start import ClosedFormStart
 from .closed_form import closed_form_start
@@ -17,6 +17,7 @@ from .position_collators import (
     DataCollatorWithSHAPE,
     PositionEpochCallback,
 )
+from .recipes import RECIPES, get_recipe
 from .report import format_recovery
 from .run import train
 from .teacher_cache import TeacherCache
@@ -29,4 +30,4 @@ __all__ += ["ClosedFormStart", "FitResult", "absorb_table_mean", "closed_form_st
 __all__ += ["check_hub_arguments", "check_numbers", "generate_text", "infer_objective", "parameter_groups"]
 __all__ += ["parse_train_length", "resolve_fit_ratio", "rows_per_step", "train_positions_only", "transformer_layers"]
 __all__ += ["DataCollatorWithPoSE", "DataCollatorWithPositions", "DataCollatorWithRandomizedPositions"]
-__all__ += ["DataCollatorWithSHAPE", "PositionEpochCallback"]
+__all__ += ["DataCollatorWithSHAPE", "PositionEpochCallback", "get_recipe"]

@@ -39,6 +39,7 @@ class Recipe:
             speed up the start, but a model with a new encoding need not reproduce them to the end.
         position_lr_multiplier: Learning rate of the scheme's parameters, relative to all others. They start
             untrained, and most are biases that need larger steps than weights inside matrix products.
+        scheme: The new position scheme of a stock model if the request names none.
 
     Raises:
         PosEncError: If a value is out of range.
@@ -53,6 +54,7 @@ class Recipe:
     loss_weights: LossWeights = LossWeights()
     hidden_loss_until: float = 1.0
     position_lr_multiplier: float = 20.0
+    scheme: PositionScheme | None = None
 
     def __post_init__(self) -> None:
         if self.fit_ratio is not None and not 0 <= self.fit_ratio <= 1:
@@ -78,7 +80,6 @@ NAIVE = Recipe(
     position_lr_multiplier=1.0,
 )
 """The baseline: change the encoding and fine-tune on text."""
-RECIPES = {"recommended": RECOMMENDED, "naive": NAIVE}
 
 
 def resolve_fit_ratio(recipe: Recipe, architecture: Architecture, scheme: PositionScheme) -> float:
@@ -104,7 +105,7 @@ class TrainRequest:
         data: Text file, directory, glob pattern, saved dataset, Hub dataset id, or "self" for text sampled from the
             model.
         train_length: Tokens per row, as "1024"; or stages, as "512,1024" or "512:300,1024:100" (with steps).
-        scheme: The new position scheme of a stock model.
+        scheme: The new position scheme of a stock model; by default that of the recipe, if it has one.
         tokens: How many tokens of the data to use; all if None. See `budget_arguments`.
         recipe: The steps of the run.
         teacher_model: Checkpoint to distill from instead of the stock model.
@@ -160,6 +161,8 @@ class TrainRequest:
     revision: str | None = None
 
     def __post_init__(self) -> None:
+        if self.scheme is None:
+            object.__setattr__(self, "scheme", self.recipe.scheme)
         if self.trainable not in get_args(Trainable):
             raise PosEncError(f"Unknown --trainable {self.trainable!r}; expected one of {get_args(Trainable)}")
         if self.tokens is not None and self.tokens < 1:

@@ -15,6 +15,7 @@ from ..checkpoints import load_model, load_tokenizer, read_config, read_shards
 from ..config import VariantConfig
 from ..errors import PosEncError, SequenceLengthError
 from ..patches import ARCHITECTURES, base_models, max_positions, plan_schemes, refuse, with_scheme
+from ..spec import NO_POSITIONS
 from ..text_data import load_text_dataset, translate_data_errors
 from .arguments import SELF_GENERATED, Stage, TrainRequest, is_sharded, rows_per_step
 from .data import RowBuilder, concatenate_stages, self_generated_dataset
@@ -37,8 +38,9 @@ def load_config(request: TrainRequest) -> PreTrainedConfig:
     config = read_config(request.model, request.revision)
     is_variant = isinstance(config, VariantConfig)
     if is_variant and request.scheme is not None:
+        option = "--recipe" if request.scheme == request.recipe.scheme else "--scheme"
         raise PosEncError(
-            f"{request.model} already has the position scheme {config.position_scheme!r}: leave out --scheme to train "
+            f"{request.model} already has the position scheme {config.position_scheme!r}: leave out {option} to train "
             "it, or start from the stock checkpoint"
         )
     if not is_variant and config.model_type not in ARCHITECTURES:
@@ -49,8 +51,14 @@ def load_config(request: TrainRequest) -> PreTrainedConfig:
     if directory.is_dir():
         read_shards(directory)
     variant = config if request.scheme is None else with_scheme(config, request.scheme)
+    architecture = ARCHITECTURES[variant.stock_class.model_type]
+    if request.recipe.scheme == NO_POSITIONS and not architecture.is_causal(config):
+        raise PosEncError(
+            f"{request.model} is an encoder, which sees no order without positions: dropping them is for causal "
+            "models. Choose another --recipe"
+        )
     with torch.device("meta"):
-        plan_schemes(ARCHITECTURES[variant.stock_class.model_type], variant)
+        plan_schemes(architecture, variant)
     return config
 
 

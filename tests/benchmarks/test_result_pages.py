@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from benchmarks import __main__ as speed
-from benchmarks import extension
+from benchmarks import extension, long_training
 from benchmarks import report as speed_report
 from benchmarks.recovery import __main__ as recovery
 from benchmarks.recovery import report as recovery_report
@@ -24,3 +24,13 @@ def test_the_recovery_results_are_current() -> None:
 def test_the_extension_results_are_current() -> None:
     page = extension.render_page(json.loads(extension.RESULTS.read_text()))
     assert extension.PAGE.read_text() == page, "run `python -m benchmarks.extension`"
+
+
+def test_the_results_of_long_training_are_current() -> None:
+    results = json.loads(long_training.RESULTS.read_text())
+    assert long_training.PAGE.read_text() == long_training.render_page(results), (
+        "run `python -m benchmarks.long_training`"
+    )
+    first = next(iter(long_training.RUNS))
+    without = long_training.quality_table({name: value for name, value in results.items() if name != first})
+    assert without[0] == [first, "not yet run", "not yet run", "not yet run", "", ""]

@@ -18,6 +18,8 @@ from tests.support import exports
 from tests.support import tiny_models as tiny
 
 REFUSED = {
+    "resonance": ("llama", {"type": "rope", "resonance": True}, "resonance and fourier change"),
+    "fourier without a gain": ("llama", {"type": "rope", "fourier": 0.0}, "resonance and fourier change"),
     "llama-alibi": ("llama", "alibi", "(?s)alibi changes the attention scores.*can be exported.*`rope` in all layers"),
     "llama-xpos": ("llama", "xpos", "xpos is not a plain rotation"),
     "llama-learned": ("llama", "learned", "acts at the input embedding"),

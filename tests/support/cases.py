@@ -101,6 +101,8 @@ CASES = [
     Case("alibi+ssmax", ["alibi", {**SSMAX, "bias": False}], scores=True),
     Case("shaw+llama4", [{"type": "shaw", "max_distance": 4}, LLAMA4], scores=True, values=True),
     Case("rope-p", {"type": "rope", "frequency_fraction": 0.5}),
+    Case("rope-resonance", {"type": "rope", "resonance": True}),
+    Case("rope-fourier", {"type": "rope", "theta": 20.0, "fourier": 0.5}),
     Case("rope-and-ssmax", [{"type": "rope", "layers": "0:2"}, {**SSMAX, "layers": [2]}]),
     Case("forget", "forget", scores=True, causal=True, contextual=True),
     Case("rope+cable", ["rope", CABLE], scores=True, causal=True),

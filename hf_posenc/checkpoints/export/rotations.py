@@ -11,7 +11,8 @@ import torch
 from ...errors import PosEncError
 from ...patches import SchemePlan
 from ...schemes.base import LAYER_SEAMS, STOCK_ROTATION
-from ...schemes.rotary import CHANGES_WITH_LENGTH, Rope
+from ...schemes.rope_parameters import CHANGES_WITH_LENGTH
+from ...schemes.rotary import Rope
 from ..rotary_weights import RotaryChange, reorder_rows, rotary_feature_order
 from ..weights import Transform
 from .variant import NoStockEqual, Variant
@@ -35,9 +36,12 @@ def layer_rotations(plan: SchemePlan) -> list[Rope | None]:
             raise NoStockEqual("several rotations act in one layer")
         if schemes and not isinstance(schemes[0], Rope):
             raise NoStockEqual(f"{schemes[0].name} is not a plain rotation")
-        if schemes and schemes[0].options.frequency_fraction < 1:  # type: ignore[attr-defined]
+        rope: Rope | None = schemes[0] if schemes else None  # type: ignore[assignment]
+        if rope is not None and rope.options.frequency_fraction < 1:
             raise NoStockEqual("frequency_fraction leaves frequencies out")
-        rotations.append(schemes[0] if schemes else None)  # type: ignore[arg-type]
+        if rope is not None and (rope.options.resonance or rope.options.fourier is not None):
+            raise NoStockEqual("resonance and fourier change the frequencies")
+        rotations.append(rope)
     return rotations
 
 
