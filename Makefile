@@ -76,18 +76,20 @@ docs-serve: install  ## serve the documentation locally and rebuild it on change
 	$(BIN)/python $(PIP_INSTALL) '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-reference: install  ## generate docs/schemes.md from the code, and the measurements and options in all pages
+reference: install  ## generate docs/schemes.md and docs/gallery.md from the code, and the measurements and options in all pages
 	$(BIN)/python -m scripts.make_scheme_reference
+	$(BIN)/python -m scripts.make_gallery
 	$(BIN)/python -m scripts.fill_pages
 
 census: install  ## generate docs/families.md from the installed transformers; under a minute
 	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_census
 
 # CHECKPOINTS="--llama DIR --bert DIR --data TEXT.txt" also redraws the figures of real checkpoints.
-figures: install  ## redraw the figures of the documentation; takes a few minutes
+figures: install  ## redraw the figures of the documentation; takes some minutes
 	$(BIN)/python $(PIP_INSTALL) '.[plots]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_figures $(CHECKPOINTS)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_length_curve
+	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_gallery --draw
 
 demo: install  ## train a small GPT-2, convert it to three schemes, fine-tune and evaluate; offline, a few minutes
 	HF_HUB_OFFLINE=1 $(BIN)/python -m examples.demo
