@@ -9,7 +9,7 @@ OLDEST := 5.4.0
 MEASURED := hf_posenc/schemes/*,hf_posenc/attention/*,patches/*
 
 .PHONY: help install test test-all test-reliability test-compat test-upstream coverage lint format check package \
-	docs docs-serve reference census figures demo bench bench-quick bench-recovery clean
+	docs docs-serve reference census figures demo compare notebooks bench bench-quick bench-recovery clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -94,6 +94,14 @@ figures: install  ## redraw the figures of the documentation; takes some minutes
 demo: install  ## train a small GPT-2, convert it to three schemes, fine-tune and evaluate; offline, a few minutes
 	HF_HUB_OFFLINE=1 $(BIN)/python -m examples.demo
 
+compare: install  ## train five schemes from scratch and compare them in a table and figures; offline, a few minutes
+	$(BIN)/python $(PIP_INSTALL) '.[plots]'
+	HF_HUB_OFFLINE=1 $(BIN)/python -m examples.compare_schemes
+
+notebooks: install  ## run the notebooks in examples/ and save their outputs in them; offline, a few minutes
+	$(BIN)/python $(PIP_INSTALL) '.[train,plots,embeddings]'
+	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.run_notebooks
+
 bench: install  ## run all benchmarks (about 40 minutes) and write benchmarks/RESULTS.md
 	$(BIN)/python $(PIP_INSTALL) '.[bench]'
 	$(BIN)/python -m benchmarks
@@ -106,5 +114,5 @@ bench-recovery: install  ## measure how much training converted checkpoints need
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.recovery
 
 clean:  ## remove everything that the other targets create
-	rm -rf $(VENV) $(VENV)-oldest build dist demo site *.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) $(VENV)-oldest build dist demo comparison site *.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache \
 		.import_linter_cache .hypothesis

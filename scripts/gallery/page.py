@@ -25,9 +25,9 @@ Every scheme at a glance. Pass the line of a scheme to `from_pretrained`, as in
 options, and [Choosing a scheme](choosing.md) what to use when.
 
 Pictures and perplexities are from a GPT-2 with {layers} layers and width {width}, trained from scratch with each scheme
-for {steps} steps on {trained} tokens of Python's help topics at a time. That is enough to see what a scheme does, not how good it
-is: differences of a few percent between schemes mean nothing. Perplexity is on held-out text, at the trained length and
-at {longer} tokens, four times as many.
+for {steps} steps on {trained} tokens of Python's help topics at a time. That is enough to see what a scheme does, not how
+good it is: differences of a few percent between schemes mean nothing. Perplexity is on held-out text, at the trained
+length and at {longer} tokens, four times as many.
 """
 
 
@@ -70,7 +70,8 @@ def _card(info: SchemeInfo, numbers: dict[str, Any], setting: dict[str, Any]) ->
     yield f"    *{numbers['caption']}*\n"
     yield f"    {info.summary}\n"
     yield f"    - Type: `position_scheme={scheme_argument(info)}`"
-    yield f"    - Cost: {info.cost}. Adds {numbers['parameters']:,} parameters to GPT-2 small."
+    added = f" Adds {numbers['parameters']:,} parameters to GPT-2 small." if numbers["parameters"] else ""
+    yield f"    - Cost: {info.cost}.{added}"
     yield f"    - How far: {_reach(info, numbers, setting)}"
     yield f"    - [Formula, paper and options](schemes.md#{info.name})\n"
 

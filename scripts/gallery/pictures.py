@@ -1,7 +1,7 @@
 """One small picture per scheme that shows what it does. It depends on where the scheme acts: see `draw`.
 
-Pictures are drawn for the width of a phone: `WIDTH` inches become about 340 CSS pixels there, so that a font of 10
-points is 12 pixels high.
+Pictures are drawn for the width of a phone: `WIDTH` inches become about 300 CSS pixels there, so that a font of 10
+points is 10 pixels high.
 
 Shape legend: H heads, N tokens, E hidden size.
 """
@@ -82,7 +82,9 @@ def has_parameters(model: PreTrainedModel) -> bool:
     base = model.base_model
     stock_table = base.architecture.table
     keeps_table = any(scheme.uses_stock_table() for scheme in base.position_scheme)
-    return keeps_table or any("position_scheme" in name and stock_table not in name for name, _ in base.named_parameters())
+    return keeps_table or any(
+        "position_scheme" in name and stock_table not in name for name, _ in base.named_parameters()
+    )
 
 
 def draw_embeddings(axes: Axes, info: SchemeInfo, model: PreTrainedModel, text: torch.Tensor) -> str:
@@ -96,7 +98,10 @@ def draw_embeddings(axes: Axes, info: SchemeInfo, model: PreTrainedModel, text: 
 
 def draw_decay(axes: Axes, info: SchemeInfo, model: PreTrainedModel, text: torch.Tensor) -> str:
     others = {"rope": {"type": "rope", "theta": 500_000.0}}
-    schemes = {info.name: info.name, ("theta = 500,000" if info.name in others else "rope"): others.get(info.name, "rope")}
+    schemes = {
+        info.name: info.name,
+        ("theta = 500,000" if info.name in others else "rope"): others.get(info.name, "rope"),
+    }
     for number, (label, scheme) in enumerate(schemes.items()):
         similarity = rotated_similarity(analysis.build_model(scheme, num_heads=1), 512)
         axes.plot(similarity.tolist(), label=label, linewidth=1.3, **style.line_style(number))
@@ -189,7 +194,9 @@ def draw_gates(axes: Axes, info: SchemeInfo, model: PreTrainedModel, text: torch
     hidden = torch.ones_like(gates_NN, dtype=torch.bool).triu(1)
     style.draw_heatmap(axes, gates_NN.masked_fill(hidden, torch.nan).numpy(), "gate", limits=(0.0, 1.0))
     axes.set(xlabel="key", ylabel="query")
-    return f"The gates of one head on {shown} words, {TRAINED}. A key's position is their sum, from the query back to it."
+    return (
+        f"The gates of one head on {shown} words, {TRAINED}. A key's position is their sum, from the query back to it."
+    )
 
 
 def draw_factors(axes: Axes, info: SchemeInfo, model: PreTrainedModel, text: torch.Tensor) -> str:
