@@ -151,7 +151,7 @@ if __name__ == "__main__":
     parser.add_argument("--schemes", nargs="+", default=list(SCHEMES), help="scheme names or JSON, or name=scheme")
     parser.add_argument("--data", type=Path, help="a text file; its end is held out (default: Python's own source)")
     parser.add_argument("--output-dir", type=Path, default=Path("comparison"), help="default: comparison")
-    parser.add_argument("--steps", type=int, default=300, help="training steps per scheme (default: 300)")
+    parser.add_argument("--steps", type=int, default=200, help="training steps per scheme (default: 200)")
     parser.add_argument("--length", type=int, default=128, help="tokens per training row (default: 128)")
     parser.add_argument("--batch-size", type=int, default=16, help="rows per step (default: 16)")
     parser.add_argument("--width", type=int, default=64, help="hidden size, a multiple of 4 (default: 64)")

@@ -26,7 +26,8 @@ def name_flags(message: str, flags: Mapping[str, str], values: Mapping[str, str]
     for name, flag in flags.items():
         # A single word such as "layer" means the argument only where the sentence begins with it.
         pattern = rf"(?<![\w./'\"-]){name}\b(?![./'\"-])" if "_" in name else rf"(?<=^Unknown ){name}\b|^{name}(?= )"
-        renamed = re.sub(rf"(?:{pattern})(=?)", lambda match, flag=flag: flag + (" " if match[1] else ""), renamed)
+        renamed = re.sub(rf"(?:{pattern})=", f"{flag} ", renamed)
+        renamed = re.sub(pattern, flag, renamed)
     if renamed != message:
         return renamed
     named = [flags[name] for name, value in values.items() if name in flags and _is_mentioned(value, message)]

@@ -25,9 +25,9 @@ Every scheme at a glance. Pass the line of a scheme to `from_pretrained`, as in
 options, and [Choosing a scheme](choosing.md) what to use when.
 
 Pictures and perplexities are from a GPT-2 with {layers} layers and width {width}, trained from scratch with each scheme
-for {steps} steps on {trained} tokens of Python's help topics at a time. That is enough to see what a scheme does, not how
-good it is: differences of a few percent between schemes mean nothing. Perplexity is on held-out text, at the trained
-length and at {longer} tokens, four times as many.
+for {steps} steps on {trained} tokens of Python's help topics at a time. That is enough to see what a scheme does, not
+how good it is: differences of a few percent between schemes mean nothing. Perplexity is on held-out text, at the
+trained length and at {longer} tokens, four times as many.
 """
 
 
