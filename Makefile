@@ -11,7 +11,8 @@ TRITON := 3.7.1
 MEASURED := hf_posenc/schemes/*,hf_posenc/attention/*,patches/*
 
 .PHONY: help install test test-all test-gpu-kernels test-reliability test-compat test-upstream coverage lint format \
-	check package docs docs-serve reference census figures demo bench bench-quick bench-gpu bench-recovery gpu-report clean
+	check package docs docs-serve reference census figures demo compare notebooks bench bench-quick bench-gpu \
+	bench-recovery gpu-report clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -83,21 +84,31 @@ docs-serve: install  ## serve the documentation locally and rebuild it on change
 	$(BIN)/python $(PIP_INSTALL) '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-reference: install  ## generate docs/schemes.md from the code, and the measurements and options in all pages
+reference: install  ## generate docs/schemes.md and docs/gallery.md from the code, and the measurements and options in all pages
 	$(BIN)/python -m scripts.make_scheme_reference
+	$(BIN)/python -m scripts.make_gallery
 	$(BIN)/python -m scripts.fill_pages
 
 census: install  ## generate docs/families.md from the installed transformers; under a minute
 	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_census
 
 # CHECKPOINTS="--llama DIR --bert DIR --data TEXT.txt" also redraws the figures of real checkpoints.
-figures: install  ## redraw the figures of the documentation; takes a few minutes
+figures: install  ## redraw the figures of the documentation; takes some minutes
 	$(BIN)/python $(PIP_INSTALL) '.[plots]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_figures $(CHECKPOINTS)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_length_curve
+	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_gallery --draw
 
 demo: install  ## train a small GPT-2, convert it to three schemes, fine-tune and evaluate; offline, a few minutes
 	HF_HUB_OFFLINE=1 $(BIN)/python -m examples.demo
+
+compare: install  ## train five schemes from scratch and compare them in a table and figures; offline, a few minutes
+	$(BIN)/python $(PIP_INSTALL) '.[plots]'
+	HF_HUB_OFFLINE=1 $(BIN)/python -m examples.compare_schemes
+
+notebooks: install  ## run the notebooks in examples/ and save their outputs in them; offline, a few minutes
+	$(BIN)/python $(PIP_INSTALL) '.[train,plots,embeddings]'
+	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.run_notebooks
 
 bench: install  ## run all benchmarks (about 40 minutes) and write benchmarks/RESULTS.md
 	$(BIN)/python $(PIP_INSTALL) '.[bench]'
@@ -119,5 +130,5 @@ gpu-report: install  ## assemble GPU kernels, without a GPU, and write benchmark
 	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.make_gpu_report $(REPORT)
 
 clean:  ## remove everything that the other targets create
-	rm -rf $(VENV) $(VENV)-oldest build dist demo site *.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) $(VENV)-oldest build dist demo comparison site *.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache \
 		.import_linter_cache .hypothesis

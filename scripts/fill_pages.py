@@ -230,6 +230,18 @@ def table(name: str) -> str:
     return markdown_table(cells[0], cells[1:])
 
 
+def comparison() -> str:
+    """Perplexity of schemes that were trained from scratch by examples/compare_schemes.py."""
+    report = json.loads((FIGURES / "comparison.json").read_text(encoding="utf-8"))
+    values = {(row["model"], row["length"]): row["perplexity"] for row in report["perplexity"]}
+    rows = []
+    for length in sorted({length for _, length in values}):
+        estimates = [values[model, length] for model in report["models"]]
+        cells = ["cannot read that far" if estimate is None else f"{estimate['value']:.3g}" for estimate in estimates]
+        rows.append([f"{length:,} ({length / report['trained_length']:g}x)", *cells])
+    return markdown_table(["length", *(f"`{model}`" for model in report["models"])], rows)
+
+
 def options(command: str) -> str:
     """The options of a command, from its own help."""
     import typer.main
@@ -269,6 +281,7 @@ def scaling(name: str) -> str:
 
 
 GENERATORS: dict[str, Callable[..., str]] = {
+    "comparison": comparison,
     "decoding": decoding,
     "four-times": four_times,
     "memory": memory,

@@ -47,12 +47,13 @@ def save_figure(name: str, figure: Any, *data: Any) -> None:
     log(f"[{name}]", *map(str, data), "")
 
 
-def save_small(figure: Any, path: Path) -> None:
+def save_small(figure: Any, path: Path, dpi: int = DPI, max_bytes: int = MAX_BYTES) -> None:
+    """Save a figure as a .png, with at most 256 colors if it would be larger than `max_bytes` otherwise."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=DPI)
+    figure.savefig(buffer, dpi=dpi)
     image = Image.open(buffer).convert("RGB")
     image.save(path, optimize=True)
-    if path.stat().st_size > MAX_BYTES:  # MAXCOVERAGE keeps the colors of rare values
+    if path.stat().st_size > max_bytes:  # MAXCOVERAGE keeps the colors of rare values
         image.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 

@@ -22,7 +22,7 @@ def read_text() -> tuple[torch.Tensor, list[str]]:
     return torch.tensor([ids.get(word, 0) for word in tokens]), words
 
 
-def train(scheme: Any, text: torch.Tensor, steps: int, seed: int = 0) -> tuple[Any, float]:
+def train(scheme: Any, text: torch.Tensor, steps: int, seed: int = 0, rows: int = ROWS) -> tuple[Any, float]:
     """Train a two-layer GPT-2 with a scheme from scratch; return it with its final loss."""
     torch.manual_seed(seed)
     config = GPT2Config(
@@ -43,7 +43,7 @@ def train(scheme: Any, text: torch.Tensor, steps: int, seed: int = 0) -> tuple[A
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
     losses = []
     for _ in range(steps):
-        starts = torch.randint(len(text) - LENGTH, (ROWS,))
+        starts = torch.randint(len(text) - LENGTH, (rows,))
         ids = torch.stack([text[start : start + LENGTH] for start in starts.tolist()])
         loss = model(ids, labels=ids).loss
         loss.backward()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import PosEncError
+from .flags import flags_of, name_flags
 
 if TYPE_CHECKING:
     from ..spec import PositionScheme
@@ -27,15 +28,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.
 
 
 @contextmanager
-def exit_on_user_error() -> Iterator[None]:
-    """Print the message of a `PosEncError`, or of a file that cannot be used, and exit with 2.
+def exit_on_user_error(context: typer.Context | None = None) -> Iterator[None]:
+    """Print the message of a `PosEncError`, or of a file that cannot be used, with the flag at fault, and exit with 2.
 
     Other exceptions are bugs and keep their traceback.
+
+    Args:
+        context: The running command, whose flags messages name.
     """
     try:
         yield
     except (PosEncError, OSError) as error:
-        typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
+        message = name_flags(str(error), *flags_of(context))
+        typer.secho(f"error: {message}", err=True, fg=typer.colors.RED)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.secho("interrupted: no partial output was left behind", err=True)

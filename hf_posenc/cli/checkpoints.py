@@ -11,10 +11,12 @@ from typer import Argument, Option
 
 from ..errors import PosEncError
 from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
+from .waiting import announce_wait
 
 
 @app.command()
 def convert(
+    context: typer.Context,
     source: Annotated[str, Argument(help="A checkpoint directory or a Hub id.")],
     scheme: Annotated[str, Option(help="A scheme name, or JSON for options or several schemes.")],
     out: Annotated[Path, Option(help="The output directory.")],
@@ -48,7 +50,7 @@ def convert(
 
     Example: hf-posenc convert ./my-llama --scheme '{"type": "rope", "theta": 5e5}' --out my-llama-long --stock
     """
-    with exit_on_user_error():
+    with exit_on_user_error(context), announce_wait(f"Converting {source}"):
         from ..checkpoints import convert_checkpoint, convert_to_stock
 
         start = None
@@ -73,6 +75,7 @@ def convert(
 
 @app.command()
 def export(
+    context: typer.Context,
     source: Annotated[str, Argument(help="The directory or Hub id of a variant.")],
     out: Annotated[Path, Option(help="The output directory.")],
     max_positions: Annotated[
@@ -96,7 +99,7 @@ def export(
 
     Example: hf-posenc export my-bert-sinusoidal --out stock --max-positions 2048 --text sample.txt
     """
-    with exit_on_user_error():
+    with exit_on_user_error(context), announce_wait(f"Exporting {source}"):
         from ..checkpoints import export_checkpoint
 
         result = export_checkpoint(
@@ -107,6 +110,7 @@ def export(
 
 @app.command()
 def inspect(
+    context: typer.Context,
     directory: Annotated[Path, Argument(help="A variant, a stock checkpoint or the output of a training run.")],
     as_json: Json = False,
 ) -> None:
@@ -119,7 +123,7 @@ def inspect(
 
     Example: hf-posenc inspect out/checkpoint-500 --json
     """
-    with exit_on_user_error():
+    with exit_on_user_error(context), announce_wait(f"Inspecting {directory}"):
         from ..checkpoints import inspect_checkpoint
 
         inspection = inspect_checkpoint(directory)
@@ -130,6 +134,7 @@ def inspect(
 
 @app.command()
 def push(
+    context: typer.Context,
     directory: Annotated[Path, Argument(help="The directory of a variant.")],
     repo_id: Annotated[str, Argument(help="The repository, such as user/model; created if it does not exist.")],
     private: Annotated[
@@ -154,7 +159,7 @@ def push(
 
     Example: hf-posenc push gpt2-rope me/gpt2-rope --private
     """
-    with exit_on_user_error():
+    with exit_on_user_error(context), announce_wait(f"Pushing {directory} to {repo_id}"):
         from ..hub import push_directory
 
         result = push_directory(

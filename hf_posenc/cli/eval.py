@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from ..errors import PosEncError
 from .app import Json, app, echo_json, exit_on_user_error
+from .waiting import announce_wait
 
 COMMAND_LINE_ONLY = ("results", "csv", "plots", "save_length_curve", "as_json")
 
@@ -67,7 +68,8 @@ def evaluate(
 
     Example: accelerate launch -m hf_posenc eval ./variant --data test.txt --metrics all --dtype bfloat16
     """
-    with exit_on_user_error(), contextlib.ExitStack() as locks:
+    label = f"Evaluating {len(models)} model{'s' * (len(models) > 1)} on {data}"
+    with exit_on_user_error(context), announce_wait(label), contextlib.ExitStack() as locks:
         from ..checkpoints import lock_output
         from ..evaluation import METRICS, check_writable
         from ..evaluation import evaluate as run

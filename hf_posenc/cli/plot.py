@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from ..errors import PosEncError
 from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
+from .waiting import announce_wait
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +51,7 @@ Build = Callable[[], "PreTrainedModel"]
 
 @app.command()
 def plot(
+    context: typer.Context,
     kind: Annotated[str, Argument(help="; ".join(f"{name}: {entry.help}" for name, entry in KINDS.items()))],
     scheme: Annotated[
         list[str] | None, Option(help="A scheme name or JSON; repeat to compare. With --model, replaces its scheme.")
@@ -78,7 +80,7 @@ def plot(
 
     Example: hf-posenc plot attention-by-distance --model ./my-gpt2 --scheme alibi --data text.txt --out attention.png
     """
-    with exit_on_user_error():
+    with exit_on_user_error(context), announce_wait(f"Measuring {kind}"):
         if kind not in KINDS:
             raise PosEncError(f"Unknown plot {kind!r}; expected one of {', '.join(KINDS)}")
         if out is None and not as_json:

@@ -17,6 +17,7 @@ from typer import Option
 from ..errors import PosEncError, install_command
 from ..validation import MAX_YAML_LENGTH, load_yaml
 from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
+from .waiting import announce_wait
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -41,7 +42,7 @@ def _load_config_file(context: typer.Context, path: Path | None) -> None:
     """Make the options in a YAML file the defaults of the command, and keep the others for TrainingArguments."""
     if path is None:
         return
-    with exit_on_user_error():
+    with exit_on_user_error(context):
         try:
             with path.open(encoding="utf-8") as file:
                 text = file.read(MAX_YAML_LENGTH + 1)
@@ -186,7 +187,7 @@ def train(
     options = {name: value for name, value in context.params.items() if value is not None and name not in skipped}
     # Trainer prints its logs, which are not JSON.
     stdout = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-    with exit_on_user_error(), stdout:
+    with exit_on_user_error(context), announce_wait(f"Loading {model} and {data}"), stdout:
         not_installed = [name for name in ("accelerate", "datasets") if find_spec(name) is None]
         if not_installed:
             raise PosEncError(f"Training requires {' and '.join(not_installed)}: {install_command('train')}")
@@ -201,7 +202,8 @@ def train(
             from ..hub import push_directory
 
             options = {"private": arguments.hub_private_repo, "revision": getattr(arguments, "hub_revision", None)}
-            pushed = push_directory(directory, repo, token=arguments.hub_token, **options)
+            with announce_wait(f"Pushing {directory} to {repo}"):
+                pushed = push_directory(directory, repo, token=arguments.hub_token, **options)
     if is_main_process and as_json:
         echo_json(_summary(directory, pushed))
     elif is_main_process:

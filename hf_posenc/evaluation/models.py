@@ -99,7 +99,7 @@ class Candidate:
             raise PosEncError(f"Cannot evaluate {self.name} for the task {self.task}: {error}") from error
         if missing:  # they would be random, and so would the results
             raise PosEncError(
-                f"{source} lacks weights for the task {self.task}, such as {missing[0]}: remove the task, or use "
+                f"{source} lacks weights for the task {self.task}, such as {missing[0]}: remove --task (task=), or use "
                 "a checkpoint that has them"
             )
         return model
@@ -286,7 +286,9 @@ def _head_logits(model: PreTrainedModel, outputs: ModelOutput, states_PE: torch.
     multiply: they normalize, scale or cap.
     """
     if model.get_output_embeddings() is None:
-        raise PosEncError(f"{type(model).__name__} has no language modelling head: set task to causal-lm or masked-lm")
+        raise PosEncError(
+            f"{type(model).__name__} has no language modelling head: set --task (task=) to causal-lm or masked-lm"
+        )
     outputs = copy.copy(outputs)
     outputs.last_hidden_state = states_PE[None]
     architecture = find_architecture(model.config)

@@ -125,7 +125,9 @@ def _evaluate_or_resume(
     permanent = True
     try:
         if metric != "similarity" and model.task == "feature-extraction":
-            raise EvaluationStopped("The model has no language modelling head: set the task to causal-lm or masked-lm")
+            raise EvaluationStopped(
+                "The model has no language modelling head: set --task (task=) to causal-lm or masked-lm"
+            )
         result = compute(model, length)
     except EvaluationStopped as error:
         permanent = error.permanent

@@ -121,7 +121,9 @@ def resolve_lengths(
                 f"Invalid length {length!r}: expected tokens (512) or a multiple of the trained length (0.5x, 16x)"
             ) from None
     if not resolved or min(resolved) < MIN_LENGTH:
-        raise PosEncError(f"Set at least one length, and none below {MIN_LENGTH} tokens; got {sorted(resolved)}")
+        raise PosEncError(
+            f"lengths must have at least one length, and none below {MIN_LENGTH} tokens; got {sorted(resolved)}"
+        )
     return tuple(sorted(resolved)), trained_length
 
 
@@ -145,7 +147,7 @@ class ProcessGroup:
             except (RuntimeError, AssertionError) as error:  # torch raises either for devices it was not built for
                 raise PosEncError(f"Cannot use device {device!r}: {error}") from error
         if device is not None:
-            raise PosEncError("accelerate assigns the devices when there are several processes: remove the device")
+            raise PosEncError("device cannot be set when there are several processes: accelerate assigns the devices")
         try:
             from accelerate import PartialState
             from accelerate.utils import parse_flag_from_env

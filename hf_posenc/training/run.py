@@ -37,6 +37,7 @@ from .data import dataset_fingerprint
 from .factories import RunBuilder
 from .objectives import Objective, compute_accuracy
 from .optimizer import add_lora, head_names, train_positions_only
+from .progress import label_progress_bars
 from .report import RecoveryReport
 from .run_state import TEACHER_CACHE, RunState
 from .teacher_cache import TeacherCache
@@ -152,7 +153,7 @@ def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport,
         hidden_loss_until = min(hidden_loss_until, 1 / max(arguments.num_train_epochs, 1))
     # The parameters of a variant have been trained already.
     multiplier = recipe.position_lr_multiplier if request.scheme is not None else 1.0
-    return RecoveryTrainer(
+    trainer = RecoveryTrainer(
         model=model,
         args=arguments,
         train_dataset=rows,
@@ -169,6 +170,8 @@ def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport,
         train_collator=builder.train_collator,
         has_adapters=request.trainable == "lora",
     )
+    label_progress_bars(trainer)
+    return trainer
 
 
 def _teacher_cache(builder: RunBuilder) -> TeacherCache | None:

@@ -88,7 +88,7 @@ def test_models_can_be_named(workspace: Path) -> None:
         (["--metrics", "speed"], "speed"),
         (["--lengths", "2y"], "2y"),
         (["--dtype", "int3"], "int3"),
-        (["--shuffle-blocks", "1"], "shuffle_blocks"),
+        (["--shuffle-blocks", "1"], "--shuffle-blocks"),
         (["--passkey-depths", "a"], "'a'"),
         (["--data", "/nowhere.txt"], "/nowhere.txt"),
         (["--data", "BINARY"], "UTF-8"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +14,11 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import hf_posenc  # noqa: F401
+from tests.support import browser
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell", "microsoft-edge")
-PLAYWRIGHT_BROWSERS = ("chromium*/chrome-linux*/chrome", "chromium_headless_shell-*/*/*headless*shell")
-"""Relative to the directory that playwright downloads browsers to."""
 
 
 @pytest.fixture(scope="module")
@@ -66,56 +63,25 @@ def test_the_report_is_complete_and_self_contained(demo: tuple[Path, str]) -> No
     assert "$" not in re.sub(r"<(pre|svg).*?</\1>", "", html, flags=re.S), "all placeholders are filled"
 
 
-MEASURE_SCRIPT = """
-<script>
-addEventListener('load', () => {
-  const page = document.getElementById('page').contentDocument;
+MEASURE = """page => {
   const drawn = [...page.querySelectorAll('figure svg')].map(image => image.getBoundingClientRect());
-  document.title = JSON.stringify({
+  return {
     images: drawn.filter(box => box.width > 100 && box.height > 50).length,
     widest: page.documentElement.scrollWidth,
     smallest: Math.min(...[...page.querySelectorAll('p, li, th, td, pre, figcaption')].map(
       element => parseFloat(page.defaultView.getComputedStyle(element).fontSize))),
     rows: ['lengths', 'recovery'].map(name => page.querySelectorAll(`#${name} tbody tr`).length),
-  });
-  document.body.append(Object.assign(document.createElement('p'), {id: 'measurements', textContent: document.title}));
-});
-</script>
-"""
-
-
-def find_browser() -> str | None:
-    """Any browser based on Chromium: they share their command-line options."""
-    candidates = [os.environ.get("CHROME"), *map(shutil.which, BROWSERS)]
-    downloads = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache" / "ms-playwright")
-    candidates += [str(path) for pattern in PLAYWRIGHT_BROWSERS for path in sorted(downloads.glob(pattern))]
-    return next((path for path in candidates if path), None)
+  };
+}"""
 
 
 def render_in_browser(page: str, width: int, directory: Path) -> tuple[dict[str, Any], str]:
     """Measurements of a page in a window of this width, and the browser's log."""
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("no Chromium found: `playwright install chromium`, or set CHROME to a browser based on it")
     (directory / "report.html").write_text(page)
-    frame = f'<iframe id="page" src="report.html" style="width:{width}px;height:800px;border:0"></iframe>'
-    (directory / "frame.html").write_text(f"<!doctype html><body>{frame}{MEASURE_SCRIPT}</body>")
-    quiet = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
-    allowed = ["--no-sandbox", "--allow-file-access-from-files", "--enable-logging=stderr"]
-    output = [f"--user-data-dir={directory / 'profile'}", "--virtual-time-budget=10000", "--dump-dom"]
-    done = subprocess.run(
-        [browser, "--headless", *quiet, *allowed, *output, (directory / "frame.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    match = re.search(r'<p id="measurements">(.*?)</p>', done.stdout)
-    assert match, done.stderr[-2000:]
-    return json.loads(match.group(1)), done.stderr
+    return browser.measure_page(directory / "report.html", width, MEASURE, directory)
 
 
-@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("width", [browser.DESKTOP, browser.PHONE])
 def test_the_report_is_readable_in_a_browser(demo: tuple[Path, str], width: int, tmp_path: Path) -> None:
     measurements, log = render_in_browser((demo[0] / "report.html").read_text(), width, tmp_path)
     assert measurements["images"] == 5
