@@ -170,7 +170,9 @@ def score_matrix(inspector: ModelInspector, hidden_states_NE: torch.Tensor, visi
     scaling = attention.project(hidden_states_NE[None, :1]).scaling
     mask = visible_NN[None, None]
     content = Content(query, rotated_query, rotated_key, scaling, lambda: mask, attention.project_rows)
-    terms = score_terms(inspector.layer_schemes(0).score, content)
+    layer = inspector.layer_schemes(0)
+    gates = attention.token_gates(layer, hidden_states_NE[None], inspector.positions)
+    terms = score_terms(layer.score, content, gates=gates)
     if not terms:
         raise PosEncError(f"{inspector.name} adds nothing to the scores")
     length = len(visible_NN)

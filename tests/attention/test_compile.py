@@ -35,8 +35,8 @@ def reset_compiler() -> None:
     torch._dynamo.reset()
 
 
-# Every compilation takes seconds, so `make test` compiles a few kinds only: a rotation here, a bias by distance and
-# several schemes in one model below, a separable term in test_flex.py.
+# Every compilation takes seconds, so `make test` compiles a few kinds only: a rotation here, and a bias by
+# distance below; test_flex.py has flex_attention.
 @pairs_with_fast(("rope", "llama"))
 def test_compiled_model_equals_eager_execution(case: Case, architecture: str) -> None:
     model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 12)
@@ -97,7 +97,7 @@ def test_exported_program_equals_the_model(case: Case, architecture: str) -> Non
 FLEX_CASES = [case for case in CASES if not case.values and not case.remaps]
 
 
-@pairs_with_fast(("alternating", "llama"), cases=FLEX_CASES)
+@pairs_with_fast(cases=FLEX_CASES)
 def test_flex_equals_sdpa(case: Case, architecture: str) -> None:
     model, ids = tiny.model(architecture, case.scheme, torch.float32), tiny.tokens(2, 12)
     mask = torch.ones_like(ids)

@@ -19,7 +19,7 @@ ARCHITECTURES = ["bert", "gpt2", "llama"]
 SCHEMES = [
     ("alibi", None, False),
     ("t5", None, False),
-    ({"type": "shaw", "max_distance": 8, "values": False, "query_term": True}, "gpt2", False),
+    ({"type": "shaw", "max_distance": 8, "values": False, "query_term": True}, None, False),
     ({"type": "deberta", "max_distance": 16}, None, False),
     ({"type": "tupe", "relative": True}, "bert", True),
     ("forget", None, False),

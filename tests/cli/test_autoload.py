@@ -41,6 +41,7 @@ def hooked(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_variants_load_without_importing_the_plugin(tmp_path: Path, hooked: Path) -> None:
     tiny.model("gpt2", "alibi", torch.float32).save_pretrained(tmp_path / "variant")
     load = LOAD.format(directory=str(tmp_path / "variant"))

@@ -99,6 +99,7 @@ def test_one_kill_per_command(source: Path, tmp_path: Path) -> None:
         check_kill(line, watched, last_rename, expected)
 
 
+@pytest.mark.slow
 def test_several_chat_templates_are_placed_again(source: Path, tmp_path: Path) -> None:
     """They are in a directory, which cannot be renamed onto the one that the killed run has placed."""
     line = train(source, tmp_path / "train" / "out")

@@ -17,6 +17,7 @@ from hf_posenc.errors import PosEncError
 from hf_posenc.hub.model_card import list_tags, read_card, write_card
 from tests.support.hostile_yaml import HOSTILE_YAML
 from tests.support.hub_variants import saved
+from tests.support.sampling import some
 
 HOSTILE_METRICS = {
     "recovery.json": [
@@ -57,7 +58,7 @@ def card_text(directory: Path, **config_fields: Any) -> str:
     return (directory / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", HOSTILE_YAML)
+@some("name", HOSTILE_YAML, fast=["aliases", "code"])
 def test_hostile_metadata_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text(f"---\n{HOSTILE_YAML[name]}\n---\n\ntext\n")

@@ -54,7 +54,7 @@ def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return request.param, directory
 
 
-@variant_of(fast="gpt2")
+@variant_of(fast=None)
 def test_auto_classes_refuse_without_the_plugin(variant: tuple[str, Path]) -> None:
     architecture, directory = variant
     auto = CLASSES[architecture][0]

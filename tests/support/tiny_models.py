@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -99,12 +100,24 @@ def model(
     **changes: Any,
 ) -> PreTrainedModel:
     """A tiny language model in eval mode. Without a scheme it is the stock model with the same shared weights."""
-    built = MODEL_CLASSES[architecture](config(architecture, **changes)).to(torch.float64)
-    randomise(built, seed)
+    built = _stock_model(architecture, seed, **changes)
     if scheme is not None:
         hf_posenc.retrofit(built, scheme)
         randomise_scheme(built, seed + 1)
     return _cast(built, dtype).eval()
+
+
+_stock_models: dict[tuple[object, ...], PreTrainedModel] = {}
+
+
+def _stock_model(architecture: str, seed: int, **changes: Any) -> PreTrainedModel:
+    """A copy of a model that was built once: thousands of tests ask for the same ones. Leaves random states alone."""
+    key = (architecture, seed, repr(sorted(changes.items())), torch.get_default_device(), torch.get_default_dtype())
+    if key not in _stock_models:
+        with torch.random.fork_rng(devices=[]):
+            built = MODEL_CLASSES[architecture](config(architecture, **changes)).to(torch.float64)
+        _stock_models[key] = randomise(built, seed)
+    return copy.deepcopy(_stock_models[key])
 
 
 def _cast(built: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

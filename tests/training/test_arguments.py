@@ -53,7 +53,6 @@ def test_command_line(stock: dict[str, Path], text: Path, tmp_path: Path) -> Non
     again = runner.invoke(app, line)
     assert again.exit_code == 2
     assert "holds a finished run" in again.output
-    assert runner.invoke(app, [*line, "--restart"]).exit_code == 0
     as_json = runner.invoke(app, [*line, "--restart", "--json", "--eval-data", str(text)])
     summary = json.loads(as_json.stdout)
     assert (summary["directory"], summary["steps"], summary["position_scheme"]["num_buckets"]) == (out, 3, 8)

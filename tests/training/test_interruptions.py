@@ -239,6 +239,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.slow
 def test_pickles_in_a_checkpoint_are_not_read(
     source: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

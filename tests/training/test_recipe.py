@@ -78,6 +78,7 @@ def test_hidden_loss_fades_to_zero(stock: dict[str, Path], text: Path, tmp_path:
     assert [value / losses[0] for value in losses[:4]] == pytest.approx([1, 0.75, 0.5, 0.25], rel=0.1)
 
 
+@pytest.mark.slow
 def test_stages_change_the_row_length(
     stock: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

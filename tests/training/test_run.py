@@ -63,7 +63,8 @@ def test_masked_model(packing: bool | None, stock: dict[str, Path], text: Path, 
     assert type(AutoModelForMaskedLM.from_pretrained(out)).__name__ == "PosEncBertForMaskedLM"
 
 
-@pytest.mark.parametrize("architecture", ["bert", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 def test_classification_labels_come_from_the_data(architecture: str, stock: dict[str, Path], tmp_path: Path) -> None:
     """The stock model has no head for them, so the default recipe learns from the labels."""
     names = ["bad", "fair", "good"]
