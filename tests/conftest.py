@@ -8,9 +8,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for subprocesses too: pytest-xdist runs one process per core
 
-import torch
+import pytest
 
 from tests.support.hub_fixtures import hub, other, owner, server, third  # noqa: F401
-from tests.support.training_fixtures import stock, text  # noqa: F401
+from tests.support.stock_fixtures import stock, text  # noqa: F401
 
-torch.set_num_threads(1)  # pytest-xdist runs one process per core
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Only where tests run: the process that starts pytest-xdist's workers need not import torch."""
+    import torch
+
+    torch.set_num_threads(1)  # pytest-xdist runs one process per core

@@ -22,7 +22,7 @@ from hf_posenc.training import LossWeights, train
 from hf_posenc.training.arguments import NAIVE, RECOMMENDED, Stage
 from hf_posenc.training.factories import RunBuilder
 from tests.support import tiny_models as tiny
-from tests.support.training_fixtures import LENGTH, request, settings
+from tests.support.training_runs import LENGTH, request, settings
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from hf_posenc.training import TrainRequest
 from hf_posenc.training.checkpointing import last_valid_checkpoint, rotate_checkpoints
 from hf_posenc.training.run_state import RunState
 from hf_posenc.training.state_files import get_rng_state, read_state, set_rng_state, write_state
-from tests.support.training_fixtures import settings
+from tests.support.training_runs import settings
 
 
 def test_state_round_trip(tmp_path: Path) -> None:

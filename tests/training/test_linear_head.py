@@ -19,7 +19,7 @@ from transformers import (
 from hf_posenc.training import LossWeights, RecoveryTrainer, Teacher, divergence, linear_head
 from hf_posenc.training.linear_head import LOGITS_TO_KEEP, find_linear_head
 from tests.support import tiny_models as tiny
-from tests.support.training_fixtures import settings
+from tests.support.training_runs import settings
 
 SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": tiny.VOCABULARY, "pad_token_id": 0}

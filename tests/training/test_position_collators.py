@@ -27,7 +27,7 @@ from hf_posenc.training.position_collators import contiguous_positions
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 from tests.support.cases import CASES, Case, pairs
-from tests.support.training_fixtures import LENGTH, request, settings, weights
+from tests.support.training_runs import LENGTH, request, settings, weights
 
 COLLATORS = [DataCollatorWithPoSE, DataCollatorWithRandomizedPositions, DataCollatorWithSHAPE]
 TARGET = 64

@@ -18,7 +18,7 @@ from hf_posenc.training import RECIPES, TrainRequest, get_recipe, train
 from hf_posenc.training.arguments import NAIVE, RECOMMENDED
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
-from tests.support.training_fixtures import LENGTH, settings
+from tests.support.training_runs import LENGTH, settings
 
 FOURTH_LAYER: dict[str, Any] = {"type": "none", "layers": "3::4"}
 

@@ -17,7 +17,7 @@ from hf_posenc.training import LossWeights, Recipe, RecoveryTrainer, Teacher, tr
 from hf_posenc.training.arguments import NAIVE
 from tests.support import word_level_tokenizer as word_level
 from tests.support.sampling import some
-from tests.support.training_fixtures import LENGTH, files_in, losses_in, request, settings, weights
+from tests.support.training_runs import LENGTH, files_in, losses_in, request, settings, weights
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from hf_posenc.errors import PosEncError
 from hf_posenc.training import RecoveryTrainer, Teacher, TeacherCache
 from hf_posenc.training.divergence import kl_divergence, top_log_probs
 from tests.support import tiny_models as tiny
-from tests.support.training_fixtures import settings
+from tests.support.training_runs import settings
 
 NAME = "a teacher"
 

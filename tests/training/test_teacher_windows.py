@@ -15,7 +15,7 @@ from hf_posenc.training.teacher_windows import SpecialTokens, Window, plan_windo
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 from tests.support.sampling import some
-from tests.support.training_fixtures import losses_in, request, settings
+from tests.support.training_runs import losses_in, request, settings
 
 LENGTH = tiny.TRAINED_LENGTH
 

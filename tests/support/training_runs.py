@@ -1,4 +1,4 @@
-"""Shared by the tests of training: stock checkpoints, a text, and short training runs."""
+"""Shared by the tests of training: short training runs."""
 
 from __future__ import annotations
 
@@ -6,28 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import TrainingArguments
 
 from hf_posenc.training import TrainRequest
-from tests.support import word_level_tokenizer as word_level
 
 LENGTH = 16
-
-
-@pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(word_level.text(3000))
-    return path
-
-
-@pytest.fixture(scope="session")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directory = tmp_path_factory.mktemp("stock")
-    return {name: word_level.saved(name, directory / name) for name in ("bert", "gpt2", "llama")}
 
 
 def settings(directory: Path, **changes: Any) -> TrainingArguments:
