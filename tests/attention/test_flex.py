@@ -21,7 +21,7 @@ SCHEMES = [
     ("t5", None, False),
     ({"type": "shaw", "max_distance": 8, "values": False, "query_term": True}, None, False),
     ({"type": "deberta", "max_distance": 16}, None, False),
-    ({"type": "tupe", "relative": True}, "bert", True),
+    ({"type": "tupe", "relative": True}, None, True),
     ("forget", None, False),
 ]
 """Each with the architecture that it runs on in `make test`, if any, and whether its terms are separable."""

@@ -12,6 +12,7 @@ from tests.support.hub_client import Client, Failed
 from tests.support.hub_fixtures import OWNER
 from tests.support.hub_server import File, Hub, Repo
 from tests.support.hub_variants import VARIANT, same, saved, uploads
+from tests.support.sampling import some
 
 
 @pytest.mark.slow
@@ -63,7 +64,7 @@ def test_pushes_only_files_of_the_variant(hub: Hub, owner: Client, tmp_path: Pat
     assert b"import hf_posenc" in hub.files("me/variant")["modeling_hf_posenc.py"]
 
 
-@pytest.mark.parametrize("first", ["5GB", "20KB"])
+@some("first", ["5GB", "20KB"], fast=["5GB"])
 def test_second_push_removes_stale_shards(first: str, hub: Hub, owner: Client, other: Client, tmp_path: Path) -> None:
     """A single file left over from the first push would be loaded instead of the new shards."""
     second = "20KB" if first == "5GB" else "5GB"

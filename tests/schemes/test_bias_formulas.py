@@ -13,11 +13,11 @@ from hf_posenc.errors import PosEncError
 from hf_posenc.schemes import LayerParameters
 from hf_posenc.schemes.fire import HIDDEN_UNITS, piecewise_mlp
 from hf_posenc.schemes.functional import sinusoids
-from tests.schemes.sampling import sampled
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES
 from tests.support.oracles import LENGTH, assert_equal_models, assert_equals_stock_with_layers, tolerance
+from tests.support.sampling import sampled
 
 by_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 

@@ -14,10 +14,10 @@ from transformers import DynamicCache, StaticCache
 import hf_posenc
 from hf_posenc.attention import gates as token_gates
 from hf_posenc.errors import PosEncError
-from tests.schemes.sampling import sampled
 from tests.support import families, oracles
 from tests.support import tiny_models as tiny
 from tests.support.cases import CABLE, DECODERS
+from tests.support.sampling import sampled
 
 LENGTH, HEADS = oracles.LENGTH, tiny.HEADS
 FOX = {"type": "forget"}

@@ -13,10 +13,10 @@ from numpy.polynomial import chebyshev
 
 import hf_posenc
 from hf_posenc.schemes.fixed_functions import project_to_dct_rows, sample_dct_rows
-from tests.schemes.sampling import sampled
 from tests.support import oracles
 from tests.support import tiny_models as tiny
 from tests.support.oracles import LENGTH, tolerance
+from tests.support.sampling import sampled
 
 WIDTH, HEAD = tiny.WIDTH, tiny.WIDTH // tiny.HEADS
 STOCK_TABLES = {"gpt2": "transformer.wpe.weight", "bert": "bert.embeddings.position_embeddings.weight"}

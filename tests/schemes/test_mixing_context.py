@@ -14,9 +14,9 @@ import torch
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import Cache
 
-from tests.schemes.sampling import sampled
 from tests.support import tiny_models as tiny
 from tests.support.cases import DECODERS
+from tests.support.sampling import sampled
 
 CONTEXT = {"mix": "attention", "query": "context"}
 SINUSOIDAL = {"type": "sinusoidal", **CONTEXT}

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 import hf_posenc
-from tests.schemes.sampling import repeated_types, sampled
 from tests.support import tiny_models as tiny
+from tests.support.sampling import repeated_types, sampled
 
 STOCK_ENCODING = {"bert": "learned", "bert-decoder": "learned", "gpt2": "learned", "llama": "rope"}
 NEUTRAL: list[Any] = [

@@ -99,6 +99,7 @@ def test_stages_change_the_row_length(
     assert lengths == [8, 16], "the stages determine the number of steps"
 
 
+@pytest.mark.slow
 def test_headless_encoder_learns_hidden_states(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
     headless = tmp_path / "headless"
     AutoModel.from_pretrained(stock["bert"]).save_pretrained(headless)
