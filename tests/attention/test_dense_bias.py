@@ -127,3 +127,13 @@ def test_no_sdpa_call_in_which_only_the_mask_requires_a_gradient(
         assert on_other_device == [AttentionPath.DENSE_BIAS] * tiny.LAYERS
         assert calls == [(True, True)] * tiny.LAYERS
         calls.clear()
+
+
+def test_a_bias_beyond_float16_does_not_outweigh_the_mask() -> None:
+    """Clamped, it stays finite and above the value of hidden keys. The control: a plain cast overflows."""
+    values_HL = torch.linspace(-1e6, 0, 7)[None]
+    tril = torch.ones(4, 4).tril().bool()[None, None]
+    mask = distance_mask(values_HL, tril, causal=False, num_keys=4, dtype=torch.float16)
+    assert mask.isfinite().all()
+    assert mask[tril].min() > mask[~tril].max()
+    assert values_HL.to(torch.float16).isinf().any()
