@@ -149,9 +149,9 @@ def pose() -> str:
     )
     tokens, seconds = (short[name] / long[name] for name in ("tokens", "cpu_seconds"))
     return (
-        f"On stories260K, PoSE on short rows ends with a perplexity {above:.1%} above that of training on the same number\n"
-        f"of long rows, measured at four times the length, for {tokens:.0%} of the tokens and {seconds:.0%} of the CPU\n"
-        f"time. Without PoSE, the same short rows end {without:.1%} above."
+        f"On stories260K, PoSE on short rows ends with a perplexity {above:.1%} above that of training on the same\n"
+        f"number of long rows, measured at four times the length, for {tokens:.0%} of the tokens and {seconds:.0%} of\n"
+        f"the CPU time. Without PoSE, the same short rows end {without:.1%} above."
     )
 
 
@@ -188,8 +188,8 @@ def recovery_tokens() -> str:
     rows = re.findall(r"^\| (stories260k|gpt-nano-sort|MiniLM) \| (\w+) \| ([\d.]+) \|$", page, re.MULTILINE)
     best, worst = (pick(rows, key=lambda row: float(row[2])) for pick in (min, max))
     return (
-        f"To match the final quality of plain fine-tuning, that recipe needs {float(match[2]):.0%} of the tokens, in the\n"
-        f"median over {match[1]} conversions: {float(best[2]):.0%} at best (`{best[1]}` on {best[0]}) and\n"
+        f"To match the final quality of plain fine-tuning, that recipe needs {float(match[2]):.0%} of the tokens, in\n"
+        f"the median over {match[1]} conversions: {float(best[2]):.0%} at best (`{best[1]}` on {best[0]}) and\n"
         f"{float(worst[2]):.0%} at worst (`{worst[1]}` on {worst[0]})."
     )
 
