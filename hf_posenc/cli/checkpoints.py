@@ -28,17 +28,17 @@ def convert(
     ] = None,
     warm_start: Annotated[
         Path | None,
-        Option(help="A text file for a start from the source's attention without training. Loads both models."),
+        Option(help="A text file: initialize the scheme from the source's attention on it. Loads both models."),
     ] = None,
     drift_text: Annotated[
         Path | None, Option(help="A text file on which to compare the outputs of source and variant.")
     ] = None,
     stock: Annotated[
-        bool, Option("--stock", help="Write a stock checkpoint, as `export` does; for schemes that have one.")
+        bool, Option("--stock", help="Write a stock checkpoint, as `export` does, if the scheme allows it.")
     ] = False,
     max_length: Annotated[
         int | None,
-        Option(min=1, help="Longest input that its files name, for other tools.", show_default="as the source"),
+        Option(min=1, help="Maximum length to write to its files, for other tools.", show_default="the source's"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -79,7 +79,7 @@ def export(
     source: Annotated[str, Argument(help="The directory or Hub id of a variant.")],
     out: Annotated[Path, Option(help="The output directory.")],
     max_positions: Annotated[
-        int | None, Option(min=1, help="Positions of the stock model.", show_default="those of the variant")
+        int | None, Option(min=1, help="Number of positions of the stock model.", show_default="the variant's")
     ] = None,
     text: Annotated[
         Path | None, Option(help="A text file on which to compare both models, in addition to random tokens.")

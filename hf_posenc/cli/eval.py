@@ -25,7 +25,7 @@ def evaluate(
     lengths: Annotated[str, Option(help="In tokens (512) or multiples of the trained length (2x).")] = "0.5x,1x,2x,4x",
     metrics: Annotated[str, Option(help="perplexity, passkey, order, similarity, or all.")] = "perplexity",
     trained_length: Annotated[
-        int | None, Option(help="What 1x stands for.", show_default="the models' positions")
+        int | None, Option(help="The length that 1x stands for.", show_default="the models' positions")
     ] = None,
     stride: Annotated[
         int | None, Option(help="Tokens to slide windows by, scoring only the new ones.", show_default="the length")
@@ -34,7 +34,7 @@ def evaluate(
     batch_tokens: Annotated[int, Option(help="Tokens per batch.")] = 4096,
     dtype: Annotated[str | None, Option(help="float32, bfloat16 or float16.", show_default="as saved")] = None,
     task: Annotated[
-        str | None, Option(help="causal-lm, masked-lm or feature-extraction.", show_default="by the head")
+        str | None, Option(help="causal-lm, masked-lm or feature-extraction.", show_default="from the model's head")
     ] = None,
     mlm_probability: Annotated[float, Option(help="Fraction of tokens that masked models predict.")] = 0.15,
     position_bins: Annotated[int, Option(help="Bins for perplexity by position in the window.")] = 16,
@@ -47,11 +47,13 @@ def evaluate(
     split: Annotated[str, Option(help="Split of a dataset.")] = "test",
     text_column: Annotated[str | None, Option(help="Column that contains the text.", show_default="text")] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of Hub ids.", show_default="main")] = None,
-    device: Annotated[str | None, Option(help="Such as cpu or cuda:1.", show_default="the best available")] = None,
+    device: Annotated[
+        str | None, Option(help="Device, such as cpu or cuda:1.", show_default="the best available")
+    ] = None,
     results: Annotated[
         Path | None, Option(help="JSON file to save results to as they arrive; rerun to resume.")
     ] = None,
-    restart: Annotated[bool, Option("--restart", help="Discard what is in --results.")] = False,
+    restart: Annotated[bool, Option("--restart", help="Discard earlier results in --results.")] = False,
     csv: Annotated[Path | None, Option(help="CSV file to write, with one row per number.")] = None,
     plots: Annotated[Path | None, Option(help="Directory to write figures to.")] = None,
     save_length_curve: Annotated[

@@ -58,10 +58,10 @@ def plot(
     ] = None,
     model: Annotated[str | None, Option(help="Checkpoint directory or Hub id.")] = None,
     compare: Annotated[str | None, Option(help="Second checkpoint, compared with --model.")] = None,
-    data: Annotated[Path | None, Option(help="Text file, for the plots on a text.")] = None,
+    data: Annotated[Path | None, Option(help="Text file, for plots that are measured on text.")] = None,
     out: Annotated[Path | None, Option(help="Figure to write: .png, .svg or .pdf.")] = None,
     length: Annotated[
-        int | None, Option(min=2, help="Number of positions.", show_default="by the plot, 64 to 512")
+        int | None, Option(min=2, help="Number of positions.", show_default="64 to 512, depending on the plot")
     ] = None,
     layer: Annotated[int, Option(min=0, help="Layer, for bias-by-distance and rotary-decay.")] = 0,
     rows: Annotated[int, Option(min=1, help="Rows of text.")] = 8,

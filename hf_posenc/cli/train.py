@@ -76,13 +76,13 @@ def train(
     data: Annotated[
         str, Option(help="Text, JSONL, CSV or parquet files, a saved dataset, a Hub id, or 'self' to sample text.")
     ],
-    train_length: Annotated[str, Option(help="Tokens per row; or stages, 512,1024 or 512:300,1024:100.")],
+    train_length: Annotated[str, Option(help="Tokens per row, or stages: 512,1024, or with steps, 512:300,1024:100.")],
     output_dir: Annotated[Path, Option(help="Directory for checkpoints and the variant.")],
     scheme: Annotated[
         str | None,
         Option(
             help="New scheme: a name, or JSON. Required for a stock model.",
-            show_default="the variant's, or by --recipe",
+            show_default="the variant's or the recipe's",
         ),
     ] = None,
     tokens: Annotated[
@@ -90,59 +90,69 @@ def train(
         Option(min=1, help="Tokens to train on: chooses batch size and passes.", show_default="all of --data"),
     ] = None,
     passes: Annotated[
-        int | None, Option(min=1, help="How often each row is used, with --tokens.", show_default="by --tokens")
+        int | None, Option(min=1, help="How often each row is used, with --tokens.", show_default="set by --tokens")
     ] = None,
     config: Annotated[
         Path | None,
-        Option(help="YAML file with options; the command line wins.", callback=_load_config_file, is_eager=True),
+        Option(
+            help="YAML file with options; the command line takes precedence.", callback=_load_config_file, is_eager=True
+        ),
     ] = None,
-    eval_data: Annotated[str | None, Option(help="Text to evaluate on, as for --data.")] = None,
+    eval_data: Annotated[str | None, Option(help="Text to evaluate on, in the same forms as --data.")] = None,
     recipe: Annotated[
         str | None,
         Option(
-            help="recommended; naive: plain fine-tuning; drope: drop all positions; nope-layers: those of every fourth "
-            "layer; p-rope: the lowest frequencies.",
+            help="recommended, naive (plain fine-tuning), drope (drop all positions), nope-layers (drop those of every "
+            "fourth layer) or p-rope (drop the lowest frequencies).",
             show_default="recommended",
         ),
     ] = None,
-    teacher: Annotated[bool | None, Option(help="Distill from the stock model.", show_default="by --recipe")] = None,
+    teacher: Annotated[
+        bool | None, Option(help="Distill from the stock model.", show_default="set by --recipe")
+    ] = None,
     teacher_model: Annotated[
         str | None, Option(help="Another checkpoint to distill from.", show_default="--model")
     ] = None,
     cache_teacher: Annotated[
-        bool | None, Option("--cache-teacher", help="Run the teacher in the first pass only.")
+        bool | None, Option("--cache-teacher", help="Run the teacher only in the first pass; store its predictions.")
     ] = None,
     reorder_heads: Annotated[
-        bool | None, Option(help="Give each bias the head that suits it best.", show_default="by --recipe")
+        bool | None,
+        Option(help="Reorder heads so that each gets the bias that suits it best.", show_default="set by --recipe"),
     ] = None,
     fold_rotation: Annotated[
-        bool | None, Option(help="Keep the mean of a dropped rotation.", show_default="by --recipe")
+        bool | None,
+        Option(help="Fold the mean of a dropped rotation into the query weights.", show_default="set by --recipe"),
     ] = None,
     match_biases: Annotated[
-        bool | None, Option(help="Start biases from the stock model's attention.", show_default="by --recipe")
+        bool | None, Option(help="Initialize biases from the stock model's attention.", show_default="set by --recipe")
     ] = None,
     fit_ratio: Annotated[
-        float | None, Option(help="Fraction of the training tokens to fit attention on.", show_default="by --recipe")
+        float | None,
+        Option(help="Fraction of the training tokens to fit attention on.", show_default="set by --recipe"),
     ] = None,
     kl_loss_weight: Annotated[
-        float | None, Option(help="Weight of the teacher's predictions.", show_default="by --recipe")
+        float | None, Option(help="Weight of the loss on the teacher's predictions.", show_default="set by --recipe")
     ] = None,
     hidden_loss_weight: Annotated[
-        float | None, Option(help="Weight of the teacher's hidden states.", show_default="by --recipe")
+        float | None, Option(help="Weight of the loss on the teacher's hidden states.", show_default="set by --recipe")
     ] = None,
     label_loss_weight: Annotated[
-        float | None, Option(help="Weight of the text itself.", show_default="by --recipe")
+        float | None, Option(help="Weight of the loss on the text itself.", show_default="set by --recipe")
     ] = None,
     trainable: Annotated[
-        str | None, Option(help="all, positions (scheme parameters) or lora (plus adapters).", show_default="all")
+        str | None,
+        Option(help="all, positions (scheme parameters only) or lora (those and adapters).", show_default="all"),
     ] = None,
     lora_rank: Annotated[int | None, Option(min=1, help="Rank of the LoRA adapters.", show_default="16")] = None,
     position_learning_rate: Annotated[
-        float | None, Option(help="Learning rate of the scheme's parameters.", show_default="by --recipe")
+        float | None, Option(help="Learning rate of the scheme's parameters.", show_default="set by --recipe")
     ] = None,
     task: Annotated[
         str | None,
-        Option(help="causal-lm, masked-lm, feature-extraction or classification.", show_default="by the head"),
+        Option(
+            help="causal-lm, masked-lm, feature-extraction or classification.", show_default="from the model's head"
+        ),
     ] = None,
     split: Annotated[str | None, Option(help="Split of --data.", show_default="train")] = None,
     eval_split: Annotated[str | None, Option(help="Split of --eval-data.", show_default="validation")] = None,
@@ -153,21 +163,27 @@ def train(
     streaming: Annotated[bool | None, Option("--streaming", help="Stream the data.")] = None,
     packing: Annotated[bool | None, Option(help="Pack documents into rows.", show_default="for causal models")] = None,
     positions: Annotated[
-        str | None, Option(help="Train on positions that jump: pose, randomized or shape; needs --target-length.")
+        str | None, Option(help="How to sample positions up to --target-length: pose, randomized or shape.")
     ] = None,
-    target_length: Annotated[int | None, Option(min=2, help="Length that --positions are chosen for.")] = None,
+    target_length: Annotated[
+        int | None, Option(min=2, help="Length up to which --positions samples positions.")
+    ] = None,
     mlm_probability: Annotated[
         float | None, Option(help="Fraction of tokens to mask, for masked LMs.", show_default="0.15")
     ] = None,
     self_generated_rows: Annotated[
-        int | None, Option(min=1, help="Rows to sample with --data self.", show_default="as many as steps use")
+        int | None, Option(min=1, help="Rows to sample with --data self.", show_default="as many as the run uses")
     ] = None,
     max_length: Annotated[
         int | None,
-        Option(min=1, help="Longest input that its files name.", show_default="the stock or training length"),
+        Option(
+            min=1,
+            help="Maximum length to write to the variant's files.",
+            show_default="the longer of stock and training length",
+        ),
     ] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.", show_default="main")] = None,
-    restart: Annotated[bool, Option("--restart", help="Delete an earlier run in the directory.")] = False,
+    restart: Annotated[bool, Option("--restart", help="Delete an earlier run in --output-dir.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model under a new position scheme.
