@@ -45,7 +45,7 @@ METRIC_NAME = re.compile(r"[\w/%@+ -]{1,80}", re.ASCII)
 METRIC_NAMES = {"eval_loss": "held-out loss", "eval_perplexity": "held-out perplexity"}
 TEMPLATE = """# {title}
 
-A {family} model with {schemes} positional encoding{origin} with `hf_posenc`.
+{family} with {schemes} positional encoding, {origin} with `hf_posenc`.
 
 ## Position scheme
 
@@ -152,7 +152,7 @@ def write_card(
         title=repo_id.rpartition("/")[2],
         family=architecture.family.__name__.removesuffix("PreTrainedModel"),
         schemes=" and ".join(f"`{spec.name}`" for spec in specs),
-        origin=f", converted from [{base_model}](https://huggingface.co/{base_model})" if base_model else "",
+        origin=f"converted from [{base_model}](https://huggingface.co/{base_model})" if base_model else "made",
         position_scheme=json.dumps(config.position_scheme, indent=2),
         descriptions="\n".join(map(_describe_scheme, specs)),
         changes=_describe_changes(directory, config),
@@ -173,8 +173,8 @@ def _describe_scheme(spec: SchemeSpec) -> str:
     options = {field.name: getattr(spec.options, field.name) for field in dataclasses.fields(spec.options)}
     options |= {key: getattr(spec, key) for key in LAYER_KEYS if getattr(spec, key) is not None}
     listed = ", ".join(f"`{name}` = {_code(json.dumps(value, default=str))}" for name, value in options.items())
-    reach = "works beyond the trained length" if info.extends else "is limited to the length of its table"
-    return f"- **{info.name}**: {info.summary} {info.paper}; {reach}.{f' Options: {listed}.' if listed else ''}"
+    reach = "Works beyond the trained length" if info.extends else "Limited to the length of its table"
+    return f"- **{info.name}**: {info.summary} {reach}. Paper: {info.paper}.{f' Options: {listed}.' if listed else ''}"
 
 
 def _code(text: str) -> str:

@@ -26,6 +26,7 @@ def test_card_content(hub: Hub, owner: Client, other: Client, tmp_path: Path) ->
     }
     for expected in ("`num_buckets` = `16`", "kept (`transformer.wpe.weight`)", "| 2,048 | 31.5 |", "| 23.456 |"):
         assert expected in card["text"], expected
+    assert "positional encoding, converted from [openai-community/gpt2]" in card["text"]
     assert "before: held-out loss | 9.5" in card["text"]
     assert "`transformer.h.*.attn.position_scheme.1.weight`" in card["text"]
     assert 'AutoModelForCausalLM.from_pretrained("me/variant")' in card["text"]
@@ -43,6 +44,7 @@ def test_cards_of_other_architectures(architecture: str, task: str, hub: Hub, ow
     card = owner.card("me/variant")
     assert card["metadata"]["pipeline_tag"] == task
     assert "base_model" not in card["metadata"]
+    assert "positional encoding, made with `hf_posenc`" in card["text"]
     assert "No measurements" in card["text"]
     stock_encoding = "position table" if architecture == "bert" else "rotary embedding"
     assert f"{stock_encoding} is removed" in card["text"]
