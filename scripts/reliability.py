@@ -51,16 +51,16 @@ PROMISES = {
         "not generat",
     ),
     "generation": Promise(
-        "`generate` gives what a model gives for each row alone, without a cache",
+        "`generate` gives the same tokens as running each row alone without a cache",
         ("tests/integration", "tests/patches/test_parts.py"),
         "generat",
     ),
     "oracles": Promise(
-        "Schemes compute what independent implementations compute",
+        "Schemes agree with independent implementations",
         (*(f"tests/integration/test_{name}_oracles.py" for name in ORACLES), "tests/schemes"),
     ),
     "hostile": Promise(
-        "Hostile files are refused, run no code, and take nothing private along",
+        "Hostile files are refused; they cannot run code or leak private files",
         (
             "tests/checkpoints/test_untrusted_input.py",
             "tests/checkpoints/test_companions.py",
@@ -70,19 +70,17 @@ PROMISES = {
         ),
     ),
     "fuzz": Promise(
-        "Whatever a config, a scheme or a safetensors header says, it is read or refused",
+        "Any config, scheme or safetensors header is either read or refused with an error",
         ("tests/checkpoints/test_fuzz.py",),
     ),
-    "kills": Promise(
-        "A killed command finishes with the same bytes when it is run again", ("tests/cli/test_kill_points.py",)
-    ),
+    "kills": Promise("A killed command writes the same bytes when it is run again", ("tests/cli/test_kill_points.py",)),
     "interruptions": Promise(
-        "An interrupted training ends with the weights of one that was not",
+        "An interrupted training run ends with the weights of an uninterrupted one",
         ("tests/training/test_interruptions.py", "tests/training/test_checkpointing.py"),
     ),
-    "locks": Promise("One process at a time writes an output", ("tests/checkpoints/test_locks.py",)),
+    "locks": Promise("Only one process at a time writes an output", ("tests/checkpoints/test_locks.py",)),
     "places": Promise(
-        "Bad data, places and values end with exit code 2 and one sentence",
+        "Bad data, paths and values end a command with exit code 2 and one sentence",
         (
             "tests/cli/test_bad_places.py",
             "tests/cli/test_bad_training.py",
