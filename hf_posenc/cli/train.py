@@ -81,7 +81,7 @@ def train(
     scheme: Annotated[
         str | None,
         Option(
-            help="New scheme: a name, or JSON. Required for a stock model.",
+            help="New scheme of a stock model: a name, or JSON.",
             show_default="the variant's or the recipe's",
         ),
     ] = None,
