@@ -51,14 +51,15 @@ frequencies) (FoPE) | Hua et al. 2024, https://arxiv.org/abs/2412.17739 |
 to the original length, w_k / long_factor_k beyond: the factors that LongRoPE2 searches for, which is not done here | \
 Shang et al. 2025, https://arxiv.org/abs/2502.20082 |
 
-The random coefficients of `fourier` are fixed, the same in every layer and head (the paper's may differ by head), and
-not in the checkpoint. Logits then depend on both positions, not on their distance alone. A gain of 0 only drops the
-frequencies that complete no turn. All four change the angles that a checkpoint was trained with, so fine-tune, or train
-from scratch; what they bring was not measured here. None has parameters or a cost worth mentioning.
+The random coefficients of `fourier` are fixed, the same in every layer and head (in the paper, they may differ by
+head), and not stored in the checkpoint. Logits then depend on both positions, not on their distance alone. A gain of 0
+only drops the frequencies that complete no turn. All four change the angles that a checkpoint was trained with, so
+fine-tune, or train from scratch. Their effect on quality has not been measured here. None of them adds parameters or a
+noticeable cost.
 
 Layers may rotate differently: list `rope` several times with `layers`, which also takes the layer types of a model
 with sliding windows (Gemma 3, ModernBERT): `"full_attention"` or `"sliding_attention"`. What the options leave out
-comes from the checkpoint's settings for that type. This scales the layers with full attention and leaves the
+comes from the checkpoint's settings for that type. This example scales the layers with full attention and leaves the
 others alone:
 
     [
@@ -75,7 +76,8 @@ EXTENSIONS = """\
 `{"type": "rope", "extend": {"method": "self_extend", "window": 512, "group": 4}}`. Near keys keep their rotation. For
 far keys, queries and keys are rotated to other positions, and one softmax covers both. Inputs without far keys are
 bit-identical to those without `extend`. It works with `sdpa` and `eager` attention, in causal models, from Dynamic and
-Static caches, and cannot be combined with score terms in the same layer. [Choosing](choosing.md) compares the methods.
+Static caches, and cannot be combined with score terms in the same layer.
+[Choosing a scheme](choosing.md#i-want-4x-context-on-my-model) compares the methods.
 
 With query position i, key position j and distance m = i - j, the remapped distance is:
 
@@ -118,8 +120,8 @@ def _entry(info: SchemeInfo) -> Iterator[str]:
         for method_name, method in METHODS.items():
             for name, option in describe_options(method).items():
                 yield _row(f"`{method_name}` | `{name}`", option)
-        yield "\nNone stands for a part of the trained length: a quarter as the `window` of `self_extend`, half of it"
-        yield "as that of the others, three quarters as `chunk_size`, and the rest as `local_window`.\n"
+        yield "\nBy default, these lengths follow from the trained length: `window` is a quarter of it for `self_extend`"
+        yield "and half of it for the others, `chunk_size` is three quarters of it, and `local_window` is the rest.\n"
 
 
 def _row(name: str, option: OptionInfo) -> str:

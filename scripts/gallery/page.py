@@ -19,15 +19,15 @@ INTRODUCTION = """\
 
 <!-- Generated from the code: the text by `make reference`, pictures and numbers by `make figures`. -->
 
-Every scheme at a glance. Pass the line of a scheme to `from_pretrained`, as in
-`AutoModelForCausalLM.from_pretrained("openai-community/gpt2", position_scheme="alibi")`, or to the command line, as in
+Every scheme at a glance. Each card shows the argument to pass to `from_pretrained`, as in
+`AutoModelForCausalLM.from_pretrained("openai-community/gpt2", position_scheme="alibi")`. On the command line, that is
 `hf-posenc convert openai-community/gpt2 --scheme alibi --out gpt2-alibi`. [Schemes](schemes.md) has formulas and all
-options, and [Choosing a scheme](choosing.md) what to use when.
+options, and [Choosing a scheme](choosing.md) says what to use when.
 
-Pictures and perplexities are from a GPT-2 with {layers} layers and width {width}, trained from scratch with each scheme
-for {steps} steps on {trained} tokens of Python's help topics at a time. That is enough to see what a scheme does, not
-how good it is: differences of a few percent between schemes mean nothing. Perplexity is on held-out text, at the
-trained length and at {longer} tokens, four times as many.
+For the pictures and perplexities, a GPT-2 with {layers} layers and width {width} was trained from scratch with each
+scheme, for {steps} steps on rows of {trained} tokens from Python's help topics. That is enough to show what a scheme
+does, not how good it is: differences of a few percent between schemes mean nothing. Perplexity is measured on held-out
+text, at the trained length and at {longer} tokens, four times that length.
 """
 
 
@@ -69,10 +69,10 @@ def _card(info: SchemeInfo, numbers: dict[str, Any], setting: dict[str, Any]) ->
     yield f"    ![{info.name}: {numbers['caption']}](figures/gallery/{info.name}.png)\n"
     yield f"    *{numbers['caption']}*\n"
     yield f"    {info.summary}\n"
-    yield f"    - Type: `position_scheme={scheme_argument(info)}`"
+    yield f"    - Use: `position_scheme={scheme_argument(info)}`"
     added = f" Adds {numbers['parameters']:,} parameters to GPT-2 small." if numbers["parameters"] else ""
     yield f"    - Cost: {info.cost}.{added}"
-    yield f"    - How far: {_reach(info, numbers, setting)}"
+    yield f"    - Length: {_reach(info, numbers, setting)}"
     yield f"    - [Formula, paper and options](schemes.md#{info.name})\n"
 
 
