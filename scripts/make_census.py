@@ -49,8 +49,8 @@ UNSUPPORTED = """\
 
 ## Not supported
 
-If a type "has no record", nobody has added it yet. [`hf_posenc.support`](how_it_works.md#other-model-types) enables such
-a type if it passes a self-test.
+If a type "has no record", nobody has added it yet. [`hf_posenc.support`](how_it_works.md#other-model-types) enables
+such a type if it passes a self-test.
 
 | model type | why not |
 | --- | --- |
