@@ -120,8 +120,8 @@ def _entry(info: SchemeInfo) -> Iterator[str]:
         for method_name, method in METHODS.items():
             for name, option in describe_options(method).items():
                 yield _row(f"`{method_name}` | `{name}`", option)
-        yield "\nNone is derived from the trained length: `window` is a quarter of it for `self_extend` and half of it for"
-        yield "the others, `chunk_size` is three quarters of it, and `local_window` is the rest.\n"
+        yield "\nNone is derived from the trained length: `window` is a quarter of it for `self_extend` and half of it"
+        yield "for the others, `chunk_size` is three quarters of it, and `local_window` is the rest.\n"
 
 
 def _row(name: str, option: OptionInfo) -> str:
