@@ -152,11 +152,11 @@ def render_page(results: dict[str, Any]) -> str:
     ]
     lines += [
         f"stories260k (a LLaMA with 260,000 parameters, trained on {TRAINED_LENGTH} tokens) is trained on stories",
-        "that it generated itself, one after the other, one row a step. PoSE lets the positions of short rows jump,",
-        f"up to {TARGET_LENGTH:,}. DroPE drops the rotation; it learns from text, or from the original's attention,",
-        "predictions and hidden states. Perplexity is on other such stories, those of [EXTENSION.md](EXTENSION.md), in",
-        "windows of 1, 2 and 4 times the trained length. CPU seconds are those of the training on one thread, of a",
-        "busy machine. One seed, and one learning rate",
+        "that it generated itself (concatenated, one row per step). With PoSE, the positions of short rows jump,",
+        f"up to {TARGET_LENGTH:,}. DroPE drops the rotation and learns from text, or from the original's attention,",
+        "predictions and hidden states. Perplexity is measured on other generated stories, the same as in",
+        "[EXTENSION.md](EXTENSION.md), in windows of 1, 2 and 4 times the trained length. CPU seconds are those of",
+        "training, on one thread of a busy machine. There is one seed, and one learning rate",
         f"({RUNS['DroPE, from text'].learning_rate:g} for DroPE, {Run('rope').learning_rate:g} for the others).",
         "",
         f"| {' | '.join(HEADER)} |",
