@@ -1,7 +1,7 @@
 """Compare position encodings from scratch: train a small GPT-2 with each, then evaluate all at several lengths.
 
-By default it compares five schemes on source code of Python's standard library, offline and on a CPU. Give your own
-schemes as names or JSON, and your own text:
+By default, it compares five schemes on the source code of Python's standard library, offline and on a CPU. Give your
+own schemes as names or JSON, and your own text:
 
     python -m examples.compare_schemes --schemes rope alibi 'short t5={"type": "t5", "max_distance": 32}' --data my.txt
 
