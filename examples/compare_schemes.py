@@ -3,7 +3,7 @@
 By default, it compares five schemes on the source code of Python's standard library, offline and on a CPU. Give your
 own schemes as names or JSON, and your own text:
 
-    python -m examples.compare_schemes --schemes rope alibi 'short t5={"type": "t5", "max_distance": 32}' --data my.txt
+    python -m examples.compare_schemes --schemes rope alibi 't5={"type": "t5", "init": "paper"}' --data my.txt
 
 It writes comparison.md (the table), two figures, all numbers as JSON, and the models, which the Auto classes load.
 """
