@@ -61,7 +61,8 @@ def environment(directory: Path, enabled: bool) -> dict[str, str]:
 def test_trl_sft(variant: Path, tmp_path: Path, enabled: bool) -> None:
     script = program("trl", "trl")
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.jsonl").write_text("".join(json.dumps({"text": "w5 w6 w7 w8"}) + "\n" for _ in range(4)))
+    rows = [json.dumps({"text": "w5 w6 w7 w8"}) for _ in range(4)]
+    (tmp_path / "data" / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
     command = [sys.executable, script, "sft", "--model_name_or_path", variant, "--dataset_name", tmp_path / "data"]
     command += ["--output_dir", tmp_path / "out", "--max_steps", "1", "--max_length", "8", "--report_to", "none"]
     command += ["--use_cpu", "true", "--bf16", "false"]
