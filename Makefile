@@ -107,7 +107,7 @@ compare: install  ## train five schemes from scratch and compare them in a table
 	HF_HUB_OFFLINE=1 $(BIN)/python -m examples.compare_schemes
 
 notebooks: install  ## run the notebooks in examples/ and save their outputs in them; offline, a few minutes
-	$(BIN)/python $(PIP_INSTALL) '.[train,plots,embeddings]'
+	$(BIN)/python $(PIP_INSTALL) '.[notebooks]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m scripts.run_notebooks
 
 bench: install  ## run all benchmarks (about 40 minutes) and write benchmarks/RESULTS.md

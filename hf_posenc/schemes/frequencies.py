@@ -7,13 +7,13 @@ Shape legend: F frequencies.
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 
 import torch
 
 from ..errors import PosEncError
+from .constants import computed_constant
 
 SEED = 0
 
@@ -61,18 +61,15 @@ def mix_frequencies(
     """
     used = frequencies_F != 0
     scale = gain / used.sum().clamp(min=1).sqrt() * used * used[:, None]
-    cos_weights, sin_weights = (
-        scale * torch.tensor(values, device=cos.device, dtype=cos.dtype).view(len(used), -1)
-        for values in _normal_numbers(len(used))
-    )
+    cos_weights, sin_weights = scale * computed_constant(_normal_numbers, len(used), cos.device, cos.dtype)
     return cos + cos @ cos_weights, sin + sin @ sin_weights
 
 
-@functools.cache
-def _normal_numbers(count: int) -> tuple[list[float], list[float]]:
-    """Two lists of count^2 normal numbers, which are the same in every release of Python and PyTorch."""
+def _normal_numbers(size: int) -> list[list[list[float]]]:
+    """Two square matrices of normal numbers, which are the same in every release of Python and PyTorch."""
     source = random.Random(SEED)
-    radii = [math.sqrt(-2 * math.log(1 - source.random())) for _ in range(count * count)]
-    angles = [2 * math.pi * source.random() for _ in range(count * count)]
+    radii = [math.sqrt(-2 * math.log(1 - source.random())) for _ in range(size * size)]
+    angles = [2 * math.pi * source.random() for _ in range(size * size)]
     pairs = list(zip(radii, angles, strict=True))
-    return [r * math.cos(a) for r, a in pairs], [r * math.sin(a) for r, a in pairs]
+    rows = [pairs[start : start + size] for start in range(0, size * size, size)]
+    return [[[r * function(a) for r, a in row] for row in rows] for function in (math.cos, math.sin)]

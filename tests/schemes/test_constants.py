@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,12 @@ SCHEMES: dict[str, Any] = {
 }
 
 
+def forget_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For this test, as if none had been made."""
+    monkeypatch.setattr(constants, "_names", {})
+    monkeypatch.setattr(constants, "_constants", constants._Constants())
+
+
 class HostCopies(TorchDispatchMode):
     """Counts the tensors that are made from Python numbers."""
 
@@ -34,7 +41,7 @@ class HostCopies(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_no_forward_pass_but_the_first_copies_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "_constants", {})
+    forget_constants(monkeypatch)
     model, ids = tiny.model("llama", SCHEMES[name]), tiny.tokens(2, 8)  # stock GPT-2 looks for padding from the host
     with torch.no_grad():
         model(ids, use_cache=False)
@@ -46,7 +53,7 @@ def test_no_forward_pass_but_the_first_copies_from_the_host(name: str, monkeypat
 
 
 def test_constants_of_inference_mode_serve_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "_constants", {})
+    forget_constants(monkeypatch)
     model, ids = tiny.model("gpt2", "alibi"), tiny.tokens(2, 8)
     with torch.inference_mode():
         expected = model(ids, use_cache=False).logits.clone()
@@ -56,7 +63,7 @@ def test_constants_of_inference_mode_serve_training(monkeypatch: pytest.MonkeyPa
 
 
 def test_constants_by_value_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "_constants", {})
+    forget_constants(monkeypatch)
     monkeypatch.setattr(constants, "CACHE_SIZE", 3)
     first = device_constant([1.0, 0.1], CPU, torch.float64)
     assert first is device_constant((1.0, 0.1), CPU, torch.float64)
@@ -64,20 +71,52 @@ def test_constants_by_value_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_constant([1.0, 0.1], CPU, torch.float32).dtype == torch.float32
     for number in range(9):
         assert device_constant([float(number)], CPU, torch.float32).item() == number
-        assert len(constants._constants) <= 3
+        assert len(constants._names) == len(vars(constants._constants)) <= 3
 
 
-@pytest.mark.slow
-def test_compiled_code_holds_them() -> None:
+def compile_and_list_graphs(function: Callable[..., Any]) -> tuple[Callable[..., Any], list[torch.fx.GraphModule]]:
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    def run(states: torch.Tensor, values: tuple[float, ...] = (1.0, 2.0)) -> torch.Tensor:
-        return states * device_constant(values, states.device, states.dtype)
-
     torch._dynamo.reset()
-    assert torch.compile(run, backend=backend, fullgraph=True)(torch.ones(2)).tolist() == [1.0, 2.0]
+    return torch.compile(function, backend=backend, fullgraph=True), graphs
+
+
+def scaled(states: torch.Tensor) -> torch.Tensor:
+    """States times one constant plus another."""
+    factors, summands = ((1.0, 2.0), (0.5, 3.0))
+    factor = device_constant(factors, states.device, states.dtype)
+    return states * factor + device_constant(summands, states.device, states.dtype)
+
+
+@pytest.mark.slow
+def test_compiled_code_holds_them() -> None:
+    compiled, graphs = compile_and_list_graphs(scaled)
+    assert compiled(torch.ones(2)).tolist() == [1.5, 5.0]
     assert all("tensor" not in str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function")
+
+
+@pytest.mark.slow
+def test_compiled_code_with_two_of_them_in_the_real_compiler() -> None:
+    torch._dynamo.reset()
+    assert torch.compile(scaled, backend="aot_eager", fullgraph=True)(torch.ones(2)).tolist() == [1.5, 5.0]
+
+
+@pytest.mark.slow
+def test_compiled_code_follows_when_they_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other constants of the same size are not taken for those that were dropped, and further ones change nothing."""
+    forget_constants(monkeypatch)
+    compiled, graphs = compile_and_list_graphs(scaled)
+    assert compiled(torch.ones(2)).tolist() == [1.5, 5.0]
+    device_constant([9.0, 9.0], CPU, torch.float32)
+    assert compiled(torch.ones(2)).tolist() == [1.5, 5.0]
+    assert len(graphs) == 1
+    monkeypatch.setattr(constants, "CACHE_SIZE", 1)
+    for number in (7.0, 8.0):
+        device_constant([number, number], CPU, torch.float32)
+    monkeypatch.setattr(constants, "CACHE_SIZE", 8)
+    assert compiled(torch.ones(2)).tolist() == [1.5, 5.0]
+    assert len(graphs) == 2
