@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -63,7 +64,9 @@ def rotation_of_all_layers(rotations: Sequence[Rope | None]) -> Rope:
 
 
 def _settings(rope: Rope) -> tuple[Any, ...]:
-    return rope.rope_parameters, rope.layout, rope.partial_rotary_factor, rope.shape
+    """What the angles of a rotation depend on. The checkpoint's own settings, by layer type, are part of its shape."""
+    shape = rope.shape if rope.keeps_stock_rotation() else dataclasses.replace(rope.shape, rope_parameters=None)
+    return rope.rope_parameters, rope.layout, rope.partial_rotary_factor, shape
 
 
 def rope_parameters(rope: Rope, partial: bool) -> dict[str, Any]:
