@@ -24,7 +24,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ..errors import PosEncError
 from ..patches import max_positions
-from ..text_data import INPUT_IDS, check_document, select_text_column
+from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, check_document, select_text_column
 from ..validation import truncate_repr
 from .objectives import Labels, Objective
 
@@ -124,7 +124,7 @@ class RowBuilder:
         if self.packing:
             assert self.tokenizer is not None
             return pack_segments(segments, self.length, self.tokenizer.pad_token_id, self.first_position)
-        return {INPUT_IDS: segments, "attention_mask": [[1] * len(segment) for segment in segments]}
+        return {INPUT_IDS: segments, ATTENTION_MASK: [[1] * len(segment) for segment in segments]}
 
     def _classification_rows(self, batch: Columns, column: str) -> Columns:
         assert self.labels is not None
@@ -149,14 +149,14 @@ def pack_documents(documents: list[list[int]], length: int) -> tuple[Columns, li
     slots = np.arange(used)
     positions = slots - np.maximum(np.repeat(starts, sizes)[:used], slots // length * length)
     labels = np.where(positions == 0, IGNORE_INDEX, ids)
-    columns = {INPUT_IDS: ids, "position_ids": positions, "labels": labels}
+    columns = {INPUT_IDS: ids, POSITION_IDS: positions, "labels": labels}
     rows = {name: values.reshape(-1, length).tolist() for name, values in columns.items()}
     return rows, [ids for ids in remainder if ids]
 
 
 def pack_segments(segments: list[list[int]], length: int, pad_token_id: int, first_position: int = 0) -> Columns:
     """Rows for an encoder: as many whole segments as fit, then padding."""
-    columns: Columns = {INPUT_IDS: [], "attention_mask": [], "position_ids": []}
+    columns: Columns = {INPUT_IDS: [], ATTENTION_MASK: [], POSITION_IDS: []}
     used = length
     for segment in segments:
         if used + len(segment) > length:
@@ -164,10 +164,10 @@ def pack_segments(segments: list[list[int]], length: int, pad_token_id: int, fir
                 rows.append([])
             used = 0
         columns[INPUT_IDS][-1].extend(segment)
-        columns["attention_mask"][-1].extend([1] * len(segment))
-        columns["position_ids"][-1].extend(range(first_position, first_position + len(segment)))
+        columns[ATTENTION_MASK][-1].extend([1] * len(segment))
+        columns[POSITION_IDS][-1].extend(range(first_position, first_position + len(segment)))
         used += len(segment)
-    for name, padding in ((INPUT_IDS, pad_token_id), ("attention_mask", 0), ("position_ids", first_position)):
+    for name, padding in ((INPUT_IDS, pad_token_id), (ATTENTION_MASK, 0), (POSITION_IDS, first_position)):
         for row in columns[name]:
             row.extend([padding] * (length - len(row)))
     return columns
@@ -194,12 +194,9 @@ def sample_input_ids(rows: Dataset | IterableDataset, count: int, length: int) -
 
 
 def dataset_fingerprint(rows: Dataset | IterableDataset) -> dict[str, Any]:
-    """The number of rows and tokens and a hash, to notice changed data on resuming.
+    """The number of rows and tokens and a hash, to notice changed data on resuming. Raises PosEncError without rows.
 
     Of a stream, only the first rows are hashed, and its size is unknown.
-
-    Raises:
-        PosEncError: If there is no row.
     """
     num_rows = len(rows) if hasattr(rows, "__len__") else None
     hashed = rows.take(FINGERPRINTED_STREAM_ROWS) if num_rows is None else rows

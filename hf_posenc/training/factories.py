@@ -19,12 +19,11 @@ from ..spec import NO_POSITIONS
 from ..text_data import load_text_dataset, translate_data_errors
 from .arguments import SELF_GENERATED, Stage, TrainRequest, is_sharded, rows_per_step
 from .data import RowBuilder, concatenate_stages, self_generated_dataset
-from .distillation import Teacher
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .optimizer import widen_trained_parameters
 from .position_collators import POSITION_COLLATORS, DataCollatorWithPositions
 from .stock_start import start_from_stock_model
-from .teacher_windows import SpecialTokens
+from .teacher import SpecialTokens, Teacher
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -77,15 +76,24 @@ class RunBuilder:
             documents = load_text_dataset(request.data, request.split, request.streaming)
             with translate_data_errors(request.data):
                 self.labels = Labels.find(self.config, documents, request.label_column)
-        columns = (request.text_column, request.label_column)
         model_type = getattr(self.config, "stock_class", self.config).model_type
-        first = ARCHITECTURES[model_type].first_position(self.config)
-        rest = (*columns, self.labels, first, getattr(self.config, "vocab_size", None))
+        first_position = ARCHITECTURES[model_type].first_position(self.config)
         self.row_builders = [
-            RowBuilder(self.tokenizer, stage.length, self.objective, self.packing, *rest) for stage in stages
+            RowBuilder(
+                self.tokenizer,
+                stage.length,
+                self.objective,
+                self.packing,
+                text_column=request.text_column,
+                label_column=request.label_column,
+                labels=self.labels,
+                first_position=first_position,
+                vocab_size=getattr(self.config, "vocab_size", None),
+            )
+            for stage in stages
         ]
         self.data_collator = self.objective.data_collator(self.tokenizer, self.packing, request.mlm_probability)
-        self.train_collator = self._position_collator(first)
+        self.train_collator = self._position_collator(first_position)
         self.teacher = self._load_teacher()
         self._stock_model = self.teacher.model if self.teacher is not None and not request.teacher_model else None
         if self.labels and self.teacher and self.teacher.has_new_head and not request.recipe.loss_weights.label:

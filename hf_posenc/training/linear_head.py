@@ -66,13 +66,7 @@ def find_linear_head(model: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Li
     """The output layer of a model, if its logits are nothing but this layer applied to the last hidden states.
 
     Softcaps and logit scales are hidden in the code of a model, so it runs on the first row of the inputs to find out.
-
-    Args:
-        model: A model, without any wrapper.
-        inputs: A batch of inputs.
-
-    Returns:
-        The layer, or None if there is more to the logits, or the model always computes all of them.
+    None if there is more to the logits, or the model always computes all of them.
     """
     head = model.get_output_embeddings()
     if (

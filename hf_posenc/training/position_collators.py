@@ -18,9 +18,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..attention import document_starts
 from ..errors import PosEncError
-from ..text_data import INPUT_IDS
+from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 
-POSITION_IDS, ATTENTION_MASK = "position_ids", "attention_mask"
 PositionSampling = Literal["pose", "randomized", "shape"]
 """The values of `--positions`."""
 
@@ -234,15 +233,7 @@ class PositionEpochCallback(TrainerCallback):
 
 
 def contiguous_positions(position_ids_BN: torch.Tensor, real_BN: torch.Tensor | None = None) -> torch.Tensor:
-    """Positions that count by one from 0 in every document, for positions that jump.
-
-    Args:
-        position_ids_BN: Positions from 0; they restart with each document of a row.
-        real_BN: False at padding; None: no padding.
-
-    Returns:
-        The positions without jumps; 0 at padding.
-    """
+    """Positions from 0 without jumps, for positions from 0 that restart with each document of a row; 0 at padding."""
     if real_BN is None:
         real_BN = torch.ones_like(position_ids_BN, dtype=torch.bool)
     starts_BN = document_starts(position_ids_BN, real_BN)

@@ -105,16 +105,7 @@ class RecoveryReport:
 
 
 def format_recovery(recovery: Mapping[str, Any], directory: Path, objective: str | None = None) -> str:
-    """The end of a run as text: a table of stages, tokens and time, and how to load the model.
-
-    Args:
-        recovery: The content of recovery.json.
-        directory: Where the variant was saved.
-        objective: The value of the run's `Objective`.
-
-    Returns:
-        Several lines of text.
-    """
+    """The end of a run as text: a table of stages, tokens and time from recovery.json, and how to load the model."""
     by_stage = {stage: recovery if stage == "trained" else recovery.get(stage, {}) for stage in STAGES}
     metric = next((name for name in METRICS if any(name in values for values in by_stage.values())), None)
     lines = []

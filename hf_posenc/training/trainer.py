@@ -15,20 +15,16 @@ from transformers.trainer_utils import TrainOutput
 
 from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
+from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 from .budget import warmup_steps
 from .checkpointing import CheckpointingTrainer
 from .data import IGNORE_INDEX
-from .distillation import LossWeights, Teacher, TeacherOutput, predicts_rows, record_hidden_states, transformer_layers
+from .distillation import LossWeights, TeacherOutput, predicts_rows, record_hidden_states, transformer_layers
 from .divergence import Logits, TopLogProbs
 from .linear_head import LeanForward
 from .optimizer import scheme_parameter_ids, split_parameter_group
-from .position_collators import (
-    ATTENTION_MASK,
-    POSITION_IDS,
-    DataCollatorWithPositions,
-    PositionEpochCallback,
-    contiguous_positions,
-)
+from .position_collators import DataCollatorWithPositions, PositionEpochCallback, contiguous_positions
+from .teacher import Teacher
 from .teacher_cache import TeacherCache
 
 LABELS = "labels"
@@ -154,7 +150,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         """Run the teacher, or read its predictions from the cache if no hidden states are compared any more."""
         assert self.teacher is not None
         batch = self._teacher_inputs(inputs)
-        if self._is_sharded and ATTENTION_MASK in batch and batch["input_ids"].shape[1] > self.teacher.max_length:
+        if self._is_sharded and ATTENTION_MASK in batch and batch[INPUT_IDS].shape[1] > self.teacher.max_length:
             # The processes run a sharded teacher together, but padded rows may have another length in each.
             raise PosEncError(
                 f"With FSDP or DeepSpeed, padded rows must not be longer than the {self.teacher.max_length} tokens "
@@ -212,7 +208,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         """In training, unless a classifier cannot read rows this long; in evaluation only if there are no labels."""
         if self.teacher is None or LABELS not in inputs:
             return self.teacher is not None
-        labels, input_ids_BN = inputs[LABELS], inputs["input_ids"]
+        labels, input_ids_BN = inputs[LABELS], inputs[INPUT_IDS]
         is_readable = labels.shape == input_ids_BN.shape or input_ids_BN.shape[1] <= self.teacher.max_length
         return model.training and is_readable
 
