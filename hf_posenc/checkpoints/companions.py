@@ -133,13 +133,6 @@ def check_links(directory: Path, names: Iterable[str]) -> None:
     """Refuse links that lead out of a checkpoint: what they point to may be private.
 
     Links within the cache of the Hub, where every file is a link to a blob of the same repository, are fine.
-
-    Args:
-        directory: The directory of the checkpoint.
-        names: Paths of files, relative to it.
-
-    Raises:
-        PosEncError: If a file lies elsewhere; the message names it.
     """
     root = directory.resolve()
     if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):

@@ -12,8 +12,8 @@ import typer
 from typer import Argument, Option
 
 from ..errors import PosEncError
-from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
-from .waiting import announce_wait
+from .app import Json, app, echo_json, parse_scheme_option
+from .messages import announce_wait, exit_on_user_error
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,8 @@ from typer import Option
 
 from ..errors import PosEncError, install_command
 from ..validation import MAX_YAML_LENGTH, load_yaml
-from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
-from .waiting import announce_wait
+from .app import Json, app, echo_json, parse_scheme_option
+from .messages import announce_wait, exit_on_user_error
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

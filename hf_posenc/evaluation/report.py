@@ -7,13 +7,12 @@ import dataclasses
 import io
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from ..checkpoints import LENGTH_CURVE_FILE, temporary_name, write_text
+from ..checkpoints import LENGTH_CURVE_FILE, write_text
 from ..errors import PosEncError
 from .results import (
     METRICS,
@@ -155,25 +154,6 @@ class EvaluationReport:
         if compared:
             tables.append(_render_fitting(f"Perplexity divided by that of {baseline}", ratio_rows))
         return "\n\n".join(tables)
-
-
-def check_writable(path: str | Path) -> Path:
-    """Create the parent directory of a file, and fail early if the file cannot be written.
-
-    The file itself is not created: if the process were killed, it would be left empty.
-    """
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            path.open("a", encoding="utf-8").close()
-        else:
-            temporary = path.with_name(temporary_name(path.name, os.getpid()))
-            temporary.touch()
-            temporary.unlink()
-    except OSError as error:
-        raise PosEncError(f"Cannot write {path}: {error}") from error
-    return path
 
 
 def _csv_rows(metric: str, result: Result) -> Iterator[dict[str, object]]:

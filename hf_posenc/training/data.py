@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoints import eval_mode
 from ..errors import PosEncError
 from ..patches import max_positions
 from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, check_document, select_text_column
@@ -240,8 +241,7 @@ def generate_text(
     num_positions = max_positions(config)
     if length > num_positions:
         raise PosEncError(f"Cannot generate rows of {length} tokens with a model of {num_positions} positions")
-    was_training, generation_config = model.training, model.generation_config
-    model.eval()
+    generation_config = model.generation_config
     # Penalties and filters make text easier to read, but distort the distribution that the model has learned.
     model.generation_config = GenerationConfig()
     sampling = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "eos_token_id": None}
@@ -249,14 +249,13 @@ def generate_text(
     devices = [model.device] if model.device.type != "cpu" else []
     batches = []
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), eval_mode(model):
             torch.manual_seed(seed)
             for done in tqdm(range(0, rows, batch_size), desc="Generating text", disable=not progress):
                 prompt = torch.full((min(batch_size, rows - done), 1), start, device=model.device)
                 batches.append(model.generate(prompt, **sampling))
     finally:
         model.generation_config = generation_config
-        model.train(was_training)
     return torch.cat(batches).cpu()
 
 

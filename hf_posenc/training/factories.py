@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
-from ..checkpoints import load_model, load_tokenizer, read_config, read_shards
+from ..checkpoints import eval_mode, load_model, load_tokenizer, read_config, read_shards
 from ..config import VariantConfig
 from ..errors import PosEncError, SequenceLengthError
 from ..patches import ARCHITECTURES, base_models, max_positions, plan_schemes, refuse, with_scheme
@@ -287,15 +287,12 @@ def check_reads_positions(model: PreTrainedModel, collator: DataCollatorWithPosi
     if not any(scheme.reads_positions for scheme in schemes):
         names = ", ".join(scheme.name for scheme in schemes)
         raise PosEncError(f"--positions has no effect, because {names} does not read position_ids: leave it out")
-    was_training = model.training
-    model.eval()
     last = torch.tensor([[collator.first_position + collator.target_length - 1]], device=model.device)
     try:
-        model(input_ids=torch.zeros_like(last), position_ids=last, attention_mask=torch.ones_like(last))
+        with eval_mode(model):
+            model(input_ids=torch.zeros_like(last), position_ids=last, attention_mask=torch.ones_like(last))
     except SequenceLengthError as error:
         raise PosEncError(f"--target-length {collator.target_length} is too long for the model: {error}") from error
-    finally:
-        model.train(was_training)
 
 
 def _limit_tokens(rows: Dataset | IterableDataset, tokens: int | None, length: int) -> Dataset | IterableDataset:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..checkpoints import eval_mode
 from .divergence import Logits, ProjectedLogits
 
 LOGITS_TO_KEEP = "logits_to_keep"
@@ -78,17 +79,13 @@ def find_linear_head(model: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Li
     ):
         return None
     row = {name: value[:1] if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
-    was_training = model.training
-    model.eval()  # dropout would advance the random state, so that a resumed run would differ
-    try:
-        with (
-            torch.no_grad(),
-            head.register_forward_hook(lambda module, args, output: output * PROBE_SCALE),
-            record_last_hidden_state(model) as states,
-        ):
-            logits = model(**row, **{LOGITS_TO_KEEP: CHECKED_POSITIONS}).logits
-    finally:
-        model.train(was_training)
+    with (
+        torch.no_grad(),
+        eval_mode(model),  # dropout would advance the random state, so that a resumed run would differ
+        head.register_forward_hook(lambda module, args, output: output * PROBE_SCALE),
+        record_last_hidden_state(model) as states,
+    ):
+        logits = model(**row, **{LOGITS_TO_KEEP: CHECKED_POSITIONS}).logits
     if len(states) != 1 or states[0].shape[:-1] != row["input_ids"].shape:
         return None
     projection = ProjectedLogits.from_head(states[0][:, -CHECKED_POSITIONS:], head)

@@ -1,12 +1,14 @@
-"""Which parameters are trained, and how fast: position parameters, LoRA adapters, everything."""
+"""Which parameters are trained, and how: position parameters, LoRA adapters, everything."""
 
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..checkpoints import is_scheme_parameter
@@ -95,6 +97,33 @@ def split_parameter_group(optimizer: torch.optim.Optimizer, parameter_ids: set[i
         group["params"] = [parameter for parameter in group["params"] if id(parameter) not in parameter_ids]
     if moved:
         optimizer.add_param_group({"params": moved, "lr": learning_rate, "weight_decay": 0.0})
+
+
+def minimize(
+    loss: Callable[[int], torch.Tensor], groups: list[dict[str, Any]], steps: int, label: str | None = None
+) -> None:
+    """Minimize a loss of the step by Adam with a cosine schedule, in place; afterwards, nothing has gradients.
+
+    With a label, there is a progress bar. Parameters need not require gradients, and are left as they are in this.
+    """
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    required = [parameter.requires_grad for parameter in parameters]
+    with torch.enable_grad():
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        optimizer = torch.optim.Adam(groups)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for step in tqdm(range(steps), desc=label, unit="step", disable=label is None):
+            value = loss(step)
+            if not value.requires_grad:  # it does not depend on the parameters
+                break
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            scheduler.step()
+    for parameter, requires_grad in zip(parameters, required, strict=True):
+        parameter.requires_grad_(requires_grad)
+        parameter.grad = None
 
 
 def add_lora(model: PreTrainedModel, rank: int, exclude: list[str]) -> None:

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 
 from ...patches import Architecture, SchemePlan
 from ...schemes.rotary import Rope
+from ..inspection import is_scheme_parameter
 from .plan import Exporter, ExportPlan
 from .rotations import (
     layer_rotations,
@@ -24,16 +25,7 @@ from .variant import NoStockEqual, Variant
 def stock_rope_parameters(
     architecture: Architecture, config: PreTrainedConfig, plan: SchemePlan
 ) -> dict[str, Any] | None:
-    """The `rope_parameters` with which a stock config alone gives a variant's result; None if it has no such config.
-
-    Args:
-        architecture: The architecture of the variant.
-        config: Its config.
-        plan: Its schemes.
-
-    Returns:
-        `rope_parameters` as in config.json.
-    """
+    """The `rope_parameters` with which a stock config alone gives a variant's result, if there are any."""
     try:
         rope = _stock_rotation(architecture, config, plan)
     except NoStockEqual:
@@ -45,10 +37,6 @@ def stock_rope_parameters(
     _set_rotation(stock_config, rope)
     parameters: dict[str, Any] = stock_config.rope_parameters
     return parameters
-
-
-def _applies(variant: Variant) -> bool:
-    return variant.architecture.rotary
 
 
 def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
@@ -99,12 +87,12 @@ def _set_rotation(config: PreTrainedConfig, rope: Rope) -> None:
 
 def scheme_names(variant: Variant) -> dict[str, str | None]:
     """The parameters of schemes, to leave out."""
-    return {name: None for name, parameter in variant.model_names.items() if "position_scheme." in parameter}
+    return {name: None for name, parameter in variant.model_names.items() if is_scheme_parameter(parameter)}
 
 
 SAME_ROTATION = Exporter(
     target="the same model type, with other rope_parameters",
     accepts="`rope` in all layers, with any theta, scaling and layout",
-    applies=_applies,
+    applies=lambda variant: variant.architecture.rotary,
     plan=_plan,
 )
