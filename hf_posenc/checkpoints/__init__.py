@@ -1,7 +1,7 @@
 """Checkpoints as files: convert, inspect and export them, and write them safely."""
 
 from .companions import Companions, check_links, remove_code_fields, to_json_bytes
-from .convert import Conversion, convert_checkpoint
+from .convert import Conversion, convert_checkpoint, convert_to_stock
 from .drift import Drift, read_sequences
 from .export import Export, export_checkpoint
 from .files import (
@@ -32,7 +32,6 @@ from .source import (
     read_shards,
     translate_hub_errors,
 )
-from .stock import convert_to_stock
 
 __all__ = ["Conversion", "Drift", "Export", "Inspection"]
 __all__ += ["convert_checkpoint", "convert_to_stock", "export_checkpoint", "inspect_checkpoint"]

@@ -22,11 +22,11 @@ from ..patches.compat import checkpoint_to_model_names
 from ..spec import PositionScheme
 from .companions import Companions, check_links, remove_code_fields
 from .drift import Drift, measure_drift
-from .export.same_rotation import stock_rope_parameters
-from .files import atomic_directory, resolve_output_dir
+from .export import Export, export_checkpoint, stock_rope_parameters
+from .files import atomic_directory, resolve_output_dir, scratch_directory
 from .inspection import base_prefix, build_meta_model, check_base_weights
 from .lengths import check_max_length, set_config_length, write_max_length
-from .source import FLOAT_DTYPES, Checkpoint, open_stock
+from .source import FLOAT_DTYPES, Checkpoint, find_checkpoint, open_stock
 from .weights import RotaryChange, reorder_rows, rotary_feature_order, write_shards
 
 WarmStart = Callable[[Path, Path], None]
@@ -178,6 +178,31 @@ def convert_checkpoint(
         drift=drift,
         stock_rope_parameters=stock_rope_parameters(checkpoint.architecture, config, plan) if not row_orders else None,
     )
+
+
+def convert_to_stock(
+    source: str | Path,
+    position_scheme: PositionScheme,
+    output_dir: str | Path,
+    *,
+    force: bool = False,
+    revision: str | None = None,
+    **options: Any,
+) -> Export:
+    """Convert a checkpoint and export the result, for schemes that a stock model has, without keeping the variant.
+
+    The arguments are those of `convert_checkpoint`.
+
+    Example:
+        >>> convert_to_stock("my-llama", {"type": "rope", "theta": 500000.0}, "my-llama-long").model_type
+        'llama'
+    """
+    target = resolve_output_dir(output_dir, find_checkpoint(source, revision), force)
+    with scratch_directory(target) as temporary:
+        variant = temporary / "variant"
+        conversion = convert_checkpoint(source, position_scheme, variant, revision=revision, **options)
+        export = export_checkpoint(variant, output_dir, force=force)
+    return dataclasses.replace(export, drift=conversion.drift)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -224,7 +224,7 @@ def find_checkpoint(
         raise PosEncError(f"{source} cannot be read: {error}") from error
 
 
-def open_stock(source: str | Path, revision: str | None = None, token: str | bool | None = None) -> Checkpoint:
+def open_stock(source: str | Path, revision: str | None, token: str | bool | None) -> Checkpoint:
     """Open a stock checkpoint, a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
     directory = find_checkpoint(source, revision, token)
     try:

@@ -24,9 +24,9 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
 
 
-def echo_json(value: object, indent: int | None = 1) -> None:
+def echo_json(value: object) -> None:
     """Print a value as JSON; NaN and infinities, which JSON does not have, become null."""
-    typer.echo(json.dumps(_finite(value), default=str, indent=indent, allow_nan=False))
+    typer.echo(json.dumps(_finite(value), default=str, indent=1, allow_nan=False))
 
 
 def _finite(value: object) -> object:

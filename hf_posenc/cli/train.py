@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import json
 import sys
 from importlib.util import find_spec
@@ -35,6 +36,7 @@ DEFAULT_ARGUMENTS = {
 """Where our defaults differ from those of TrainingArguments. The learning rate depends on the model's width."""
 COMMAND_LINE_ONLY = ("config", "restart", "as_json")
 RECIPE_OPTIONS = ("reorder_heads", "fold_rotation", "match_biases", "teacher", "fit_ratio")
+ByRecipe = functools.partial(Option, show_default="by --recipe")
 _CONFIG_EXTRAS = "hf_posenc.train.extras"
 
 
@@ -105,41 +107,25 @@ def train(
             show_default="recommended",
         ),
     ] = None,
-    teacher: Annotated[bool | None, Option(help="Distill from the stock model.", show_default="by --recipe")] = None,
+    teacher: Annotated[bool | None, ByRecipe(help="Distill from the stock model.")] = None,
     teacher_model: Annotated[
         str | None, Option(help="Another checkpoint to distill from.", show_default="--model")
     ] = None,
     cache_teacher: Annotated[
         bool | None, Option("--cache-teacher", help="Run the teacher in the first pass only.")
     ] = None,
-    reorder_heads: Annotated[
-        bool | None, Option(help="Give each bias the head that suits it best.", show_default="by --recipe")
-    ] = None,
-    fold_rotation: Annotated[
-        bool | None, Option(help="Keep the mean of a dropped rotation.", show_default="by --recipe")
-    ] = None,
-    match_biases: Annotated[
-        bool | None, Option(help="Start biases from the stock model's attention.", show_default="by --recipe")
-    ] = None,
-    fit_ratio: Annotated[
-        float | None, Option(help="Fraction of the training tokens to fit attention on.", show_default="by --recipe")
-    ] = None,
-    kl_loss_weight: Annotated[
-        float | None, Option(help="Weight of the teacher's predictions.", show_default="by --recipe")
-    ] = None,
-    hidden_loss_weight: Annotated[
-        float | None, Option(help="Weight of the teacher's hidden states.", show_default="by --recipe")
-    ] = None,
-    label_loss_weight: Annotated[
-        float | None, Option(help="Weight of the text itself.", show_default="by --recipe")
-    ] = None,
+    reorder_heads: Annotated[bool | None, ByRecipe(help="Give each bias the head that suits it best.")] = None,
+    fold_rotation: Annotated[bool | None, ByRecipe(help="Keep the mean of a dropped rotation.")] = None,
+    match_biases: Annotated[bool | None, ByRecipe(help="Start biases from the stock model's attention.")] = None,
+    fit_ratio: Annotated[float | None, ByRecipe(help="Fraction of the training tokens to fit attention on.")] = None,
+    kl_loss_weight: Annotated[float | None, ByRecipe(help="Weight of the teacher's predictions.")] = None,
+    hidden_loss_weight: Annotated[float | None, ByRecipe(help="Weight of the teacher's hidden states.")] = None,
+    label_loss_weight: Annotated[float | None, ByRecipe(help="Weight of the text itself.")] = None,
     trainable: Annotated[
         str | None, Option(help="all, positions (scheme parameters) or lora (plus adapters).", show_default="all")
     ] = None,
     lora_rank: Annotated[int | None, Option(min=1, help="Rank of the LoRA adapters.", show_default="16")] = None,
-    position_learning_rate: Annotated[
-        float | None, Option(help="Learning rate of the scheme's parameters.", show_default="by --recipe")
-    ] = None,
+    position_learning_rate: Annotated[float | None, ByRecipe(help="Learning rate of the scheme's parameters.")] = None,
     task: Annotated[
         str | None,
         Option(help="causal-lm, masked-lm, feature-extraction or classification.", show_default="by the head"),
@@ -299,7 +285,7 @@ def _describe(directory: Path, request: TrainRequest) -> str:
     from ..training import format_recovery, infer_objective, load_config
 
     objective = infer_objective(load_config(request), request.task)
-    return format_recovery(read_json_object(directory / RECOVERY_FILE), directory, objective.value)
+    return format_recovery(read_json_object(directory / RECOVERY_FILE), directory, objective)
 
 
 def _summary(directory: Path, pushed: PushResult | None) -> dict[str, object]:

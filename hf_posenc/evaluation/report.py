@@ -8,6 +8,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -134,9 +135,7 @@ class EvaluationReport:
         lengths = sorted({result.length for result in self.perplexity})
         cells = {
             (result.model, result.length): _cell(result, result.perplexity, notes)
-            for length in lengths
-            for result in self.perplexity
-            if result.length == length
+            for result in sorted(self.perplexity, key=attrgetter("length"))
         }
         ratios, baseline = self.relative_perplexity(), self.models[0]
         compared = [model for model in self.models if any(name == model for name, _ in ratios)]

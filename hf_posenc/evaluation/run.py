@@ -144,9 +144,7 @@ class ResultStore:
     The file is locked until `stack` is closed.
     """
 
-    def __init__(
-        self, path: Path | None, group: ProcessGroup, stack: contextlib.ExitStack, restart: bool = False
-    ) -> None:
+    def __init__(self, path: Path | None, group: ProcessGroup, stack: contextlib.ExitStack, restart: bool) -> None:
         if path is not None and path.is_dir():
             raise PosEncError(f"{path} is a directory: name a file for the results, such as {path / 'eval.json'}")
         self.path = path

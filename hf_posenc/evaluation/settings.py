@@ -142,7 +142,7 @@ class ProcessGroup:
     progress: bool = True
 
     @classmethod
-    def initialize(cls, device: str | None = None, progress: bool = True) -> ProcessGroup:
+    def initialize(cls, device: str | None, progress: bool) -> ProcessGroup:
         """Join the other processes, if there are any, and choose the device."""
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if world_size == 1:

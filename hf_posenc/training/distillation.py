@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from ..errors import PosEncError
 from ..patches import architecture_of
@@ -124,11 +125,7 @@ class TeacherOutput:
 
     def pooled_distance(self, states_BNE: torch.Tensor, mask_BN: torch.Tensor | None = None) -> torch.Tensor:
         """Cosine distance between the mean hidden states of each row."""
-        pooled_BE, target_BE = (
-            (states.float() if mask_BN is None else states.float() * mask_BN[..., None]).sum(1)
-            for states in (states_BNE, self.hidden_states[-1])
-        )
-        return (1 - nn.functional.cosine_similarity(pooled_BE, target_BE)).mean()
+        return (1 - pooled_cosine(states_BNE, self.hidden_states[-1], mask_BN)).mean()
 
     def hidden_distance(
         self,
@@ -143,6 +140,17 @@ class TeacherOutput:
             if scale:
                 total = total + scale * hidden_state_distance(states_BNE, target_BNE, mask_BN)
         return total / len(hidden_states)
+
+
+def pooled_cosine(
+    states_BNE: torch.Tensor, target_BNE: torch.Tensor, mask_BN: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Cosine similarity between the mean hidden states of each row, (B,)."""
+    pooled_BE, target_BE = (
+        (states.float() if mask_BN is None else states.float() * mask_BN[..., None]).sum(1)
+        for states in (states_BNE, target_BNE)
+    )
+    return nn.functional.cosine_similarity(pooled_BE, target_BE)
 
 
 def predicts_rows(logits: Logits) -> bool:
@@ -167,8 +175,8 @@ def record_hidden_states(layers: list[nn.Module]) -> Iterator[list[torch.Tensor]
     """
     hidden_states: list[torch.Tensor] = []
 
-    def record(module: nn.Module, args: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
-        hidden_states.append(output[0] if isinstance(output, tuple) else output)
+    def record(module: nn.Module, args: object, output: torch.Tensor | tuple[torch.Tensor, ...] | ModelOutput) -> None:
+        hidden_states.append(output if isinstance(output, torch.Tensor) else output[0])
 
     with contextlib.ExitStack() as hooks:
         for layer in layers:

@@ -11,17 +11,17 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
-from ..checkpoints import eval_mode, load_model, load_tokenizer, read_config, read_shards
+from ..checkpoints import load_model, load_tokenizer, read_config, read_shards
 from ..config import VariantConfig
-from ..errors import PosEncError, SequenceLengthError
-from ..patches import ARCHITECTURES, base_models, max_positions, plan_schemes, refuse, with_scheme
+from ..errors import PosEncError
+from ..patches import ARCHITECTURES, max_positions, plan_schemes, refuse, with_scheme
 from ..spec import NO_POSITIONS
 from ..text_data import load_text_dataset, translate_data_errors
 from .arguments import SELF_GENERATED, Stage, TrainRequest, is_sharded, rows_per_step
 from .data import RowBuilder, concatenate_stages, self_generated_dataset
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .optimizer import widen_trained_parameters
-from .position_collators import POSITION_COLLATORS, DataCollatorWithPositions
+from .position_collators import POSITION_COLLATORS, DataCollatorWithPositions, check_reads_positions
 from .stock_start import start_from_stock_model
 from .teacher import SpecialTokens, Teacher
 
@@ -278,21 +278,6 @@ class RunBuilder:
         if steps <= 0:
             steps = math.ceil(math.ceil(len(rows) / step_rows) * self.arguments.num_train_epochs)
         return steps * step_rows
-
-
-@torch.no_grad()
-def check_reads_positions(model: PreTrainedModel, collator: DataCollatorWithPositions) -> None:
-    """Raise PosEncError if no scheme of a model reads positions, or one cannot serve the last that is chosen."""
-    schemes = [scheme for base in base_models(model) for scheme in base.position_scheme]
-    if not any(scheme.reads_positions for scheme in schemes):
-        names = ", ".join(scheme.name for scheme in schemes)
-        raise PosEncError(f"--positions has no effect, because {names} does not read position_ids: leave it out")
-    last = torch.tensor([[collator.first_position + collator.target_length - 1]], device=model.device)
-    try:
-        with eval_mode(model):
-            model(input_ids=torch.zeros_like(last), position_ids=last, attention_mask=torch.ones_like(last))
-    except SequenceLengthError as error:
-        raise PosEncError(f"--target-length {collator.target_length} is too long for the model: {error}") from error
 
 
 def _limit_tokens(rows: Dataset | IterableDataset, tokens: int | None, length: int) -> Dataset | IterableDataset:

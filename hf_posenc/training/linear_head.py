@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..checkpoints import eval_mode
+from .distillation import record_hidden_states
 from .divergence import Logits, ProjectedLogits
 
 LOGITS_TO_KEEP = "logits_to_keep"
@@ -58,7 +58,7 @@ class LeanForward:
         if self._head is None:
             outputs = call(**inputs)
             return outputs, getattr(outputs, "logits", None)
-        with record_last_hidden_state(self.model) as states:
+        with record_hidden_states([self.model.base_model]) as states:
             outputs = call(**inputs, **{LOGITS_TO_KEEP: 1})
         return outputs, ProjectedLogits.from_head(states[0], self._head)
 
@@ -83,7 +83,7 @@ def find_linear_head(model: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Li
         torch.no_grad(),
         eval_mode(model),  # dropout would advance the random state, so that a resumed run would differ
         head.register_forward_hook(lambda module, args, output: output * PROBE_SCALE),
-        record_last_hidden_state(model) as states,
+        record_hidden_states([model.base_model]) as states,
     ):
         logits = model(**row, **{LOGITS_TO_KEEP: CHECKED_POSITIONS}).logits
     if len(states) != 1 or states[0].shape[:-1] != row["input_ids"].shape:
@@ -93,15 +93,3 @@ def find_linear_head(model: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Li
     tolerance = max(1e-5, 2 * torch.finfo(projection.dtype).eps)
     is_linear = logits.shape == expected.shape and (logits - expected).abs().max() <= tolerance * expected.abs().max()
     return head if is_linear else None
-
-
-@contextlib.contextmanager
-def record_last_hidden_state(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Collect the output of the base model during a forward pass inside the context."""
-    states: list[torch.Tensor] = []
-
-    def record(module: nn.Module, args: object, output: ModelOutput | tuple[torch.Tensor, ...]) -> None:
-        states.append(output[0])
-
-    with model.base_model.register_forward_hook(record):
-        yield states

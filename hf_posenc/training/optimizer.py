@@ -102,9 +102,9 @@ def split_parameter_group(optimizer: torch.optim.Optimizer, parameter_ids: set[i
 def minimize(
     loss: Callable[[int], torch.Tensor], groups: list[dict[str, Any]], steps: int, label: str | None = None
 ) -> None:
-    """Minimize a loss of the step by Adam with a cosine schedule, in place; afterwards, nothing has gradients.
+    """Minimize a loss, given the number of the step, by Adam with a cosine schedule.
 
-    With a label, there is a progress bar. Parameters need not require gradients, and are left as they are in this.
+    Parameters need not require gradients; `requires_grad` is restored. A label is for the progress bar.
     """
     parameters = [parameter for group in groups for parameter in group["params"]]
     required = [parameter.requires_grad for parameter in parameters]

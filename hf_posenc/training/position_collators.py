@@ -14,10 +14,19 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, default_data_collator
+from transformers import (
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    default_data_collator,
+)
 
 from ..attention import document_starts
-from ..errors import PosEncError
+from ..checkpoints import eval_mode
+from ..errors import PosEncError, SequenceLengthError
+from ..patches import base_models
 from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 
 PositionSampling = Literal["pose", "randomized", "shape"]
@@ -230,6 +239,21 @@ class PositionEpochCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.collator.set_epoch(int(state.epoch or 0))
+
+
+@torch.no_grad()
+def check_reads_positions(model: PreTrainedModel, collator: DataCollatorWithPositions) -> None:
+    """Raise PosEncError if no scheme of a model reads positions, or one cannot serve the last that is chosen."""
+    schemes = [scheme for base in base_models(model) for scheme in base.position_scheme]
+    if not any(scheme.reads_positions for scheme in schemes):
+        names = ", ".join(scheme.name for scheme in schemes)
+        raise PosEncError(f"--positions has no effect, because {names} does not read position_ids: leave it out")
+    last = torch.tensor([[collator.first_position + collator.target_length - 1]], device=model.device)
+    try:
+        with eval_mode(model):
+            model(input_ids=torch.zeros_like(last), position_ids=last, attention_mask=torch.ones_like(last))
+    except SequenceLengthError as error:
+        raise PosEncError(f"--target-length {collator.target_length} is too long for the model: {error}") from error
 
 
 def contiguous_positions(position_ids_BN: torch.Tensor, real_BN: torch.Tensor | None = None) -> torch.Tensor:

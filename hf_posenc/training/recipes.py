@@ -89,7 +89,7 @@ RECIPES = {
 }
 
 
-def get_recipe(name: str, scheme: PositionScheme | None = None) -> Recipe:
+def get_recipe(name: str, scheme: PositionScheme | None) -> Recipe:
     """Look up a recipe. Raises PosEncError if there is none of this name, or it is about another scheme than given."""
     if name not in RECIPES:
         raise PosEncError(f"Unknown --recipe {name!r}; expected one of {sorted(RECIPES)}")

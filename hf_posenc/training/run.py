@@ -100,7 +100,7 @@ def _train(
                 state.clear()
         builder = RunBuilder(request, arguments, stages)
         checkpoint = last_valid_checkpoint(directory)
-        report = RecoveryReport(builder, None if checkpoint is None else state.measured)
+        report = RecoveryReport(builder, {} if checkpoint is None else state.measured)
         trainer = _build_trainer(builder, state, report, warm_start=checkpoint is None)
         if arguments.should_save:
             shutil.rmtree(directory / STAGING_DIRECTORY, ignore_errors=True)

@@ -282,7 +282,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         super().log(with_perplexity(logs, self.predicts_tokens), *args, **kwargs)
 
 
-def with_perplexity(metrics: dict[str, float], predicts_tokens: bool = True) -> dict[str, float]:
+def with_perplexity(metrics: dict[str, float], predicts_tokens: bool) -> dict[str, float]:
     """Add the perplexity to the metrics of an evaluation whose loss is a mean over tokens."""
     if predicts_tokens and "eval_loss" in metrics:
         metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))

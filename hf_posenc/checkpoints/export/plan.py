@@ -59,11 +59,11 @@ COMMON_FIELDS = (
 )
 
 
-def common_fields(config: PreTrainedConfig, names: Mapping[str, str] | None = None) -> dict[str, object]:
+def common_fields(config: PreTrainedConfig, names: Mapping[str, str]) -> dict[str, object]:
     """The fields of a config that mean the same in every model type, and others by their new names."""
     fields = {name: getattr(config, name) for name in COMMON_FIELDS if getattr(config, name, None) is not None}
     fields |= {name: getattr(config, name, None) for name in TOKEN_FIELDS}
-    return fields | {new: getattr(config, old) for old, new in (names or {}).items()}
+    return fields | {new: getattr(config, old) for old, new in names.items()}
 
 
 def narrow_if_exact(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

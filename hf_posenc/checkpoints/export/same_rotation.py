@@ -27,7 +27,7 @@ def stock_rope_parameters(
 ) -> dict[str, Any] | None:
     """The `rope_parameters` with which a stock config alone gives a variant's result, if there are any."""
     try:
-        rope = _stock_rotation(architecture, config, plan)
+        rope = _stock_rotation(architecture, plan)
     except NoStockEqual:
         return None
     if rope.layout != architecture.shape(config).rotary_layout:
@@ -41,7 +41,7 @@ def stock_rope_parameters(
 
 def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     architecture, config = variant.architecture, variant.stock_config()
-    rope = _stock_rotation(architecture, variant.config, variant.plan)
+    rope = _stock_rotation(architecture, variant.plan)
     plan = ExportPlan(config, variant.head, variant.head, names=scheme_names(variant))
     stock_layout = variant.shape.rotary_layout
     if rope.layout != stock_layout:
@@ -56,7 +56,7 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     return plan
 
 
-def _stock_rotation(architecture: Architecture, config: PreTrainedConfig, plan: SchemePlan) -> Rope:
+def _stock_rotation(architecture: Architecture, plan: SchemePlan) -> Rope:
     """The rotation of a variant, if its stock model can compute it in the same layers and to the same extent."""
     if not architecture.rotary:
         raise NoStockEqual(f"{architecture.model_type} does not rotate queries and keys")
