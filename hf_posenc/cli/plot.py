@@ -93,6 +93,7 @@ def plot(
 
         if out is not None:
             plots.style.check_figure_path(out)
+        models: list[tuple[str, Build]]
         if model is None:
             sizes: dict[str, Any] = {"hidden_size": hidden_size, "num_heads": num_heads, "num_layers": layer + 1}
             sizes |= {"max_positions": max(length or 0, 512), "causal": not encoder}
@@ -120,9 +121,11 @@ def _list_models(kind: Kind, model: str, schemes: list[str], compare: str | None
     from ..analysis import load_model
 
     name = Path(model).name
-    models = [(f"{name}: {scheme}", partial(load_model, model, parse_scheme_option(scheme))) for scheme in schemes]
+    models: list[tuple[str, Build]] = []
     if not schemes or (kind.with_original and kind.max_models > 1):
-        models.insert(0, (name, partial(load_model, model)))
+        models.append((name, partial(load_model, model)))
+    for scheme in schemes:
+        models.append((f"{name}: {scheme}", partial(load_model, model, parse_scheme_option(scheme))))
     if compare is not None:
         models.append((Path(compare).name, partial(load_model, compare)))
     return models
