@@ -48,10 +48,10 @@ def announce_wait(label: str) -> Iterator[None]:
 
 
 def name_flags(message: str, flags: Mapping[str, str], values: Mapping[str, str]) -> str:
-    """Say which option an error is about that was written for Python, such as "max_length must be at least 1".
+    """Name flags in an error message that was written for Python, such as "max_length must be at least 1".
 
-    Argument names become flags; if there are none, the flag whose value is mentioned is put in front. A message that
-    has a flag already is returned as it is.
+    Names of arguments become flags. If there are none, the flag whose value is mentioned is put in front. A message
+    that has a flag already is returned as it is.
 
     Args:
         message: The error message.
