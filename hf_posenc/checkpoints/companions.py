@@ -31,7 +31,7 @@ CODE_FIELDS = ("auto_map", "custom_pipelines")
 
 @dataclasses.dataclass(frozen=True)
 class Companions:
-    """Companion files to copy or upload, and what has to stay behind.
+    """Companion files to copy or upload, and what is left out.
 
     Attributes:
         files: By relative path: where the file is, or its content if fields that name code were removed from it.

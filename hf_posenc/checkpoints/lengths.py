@@ -19,7 +19,7 @@ from .companions import to_json_bytes
 from .source import read_json_object
 
 LENGTH_FIELDS = {"tokenizer_config.json": "model_max_length", "sentence_bert_config.json": "max_seq_length"}
-"""By file, the field that tools cut inputs by."""
+"""For each file, the field with the length at which tools cut inputs."""
 FIXED_ROPE_TYPES = ("default", "linear")
 """Stock rotations whose angles do not depend on `max_position_embeddings`."""
 

@@ -213,7 +213,7 @@ class _ClosedForm:
         return torch.stack(losses).sum()
 
     def _bias(self, layer: int, positions: Positions) -> torch.Tensor | None:
-        """What the variant's schemes add to a layer at each distance, (H, L); None if that is not all they add."""
+        """The total bias of the variant's schemes in a layer, (H, L); None if they add more than a bias by distance."""
         terms = [
             item.scheme("score", item.prepared, item.layer_params, None)
             for item in self._active(layer, positions).score

@@ -95,7 +95,7 @@ class RowBuilder:
         return pack
 
     def _documents(self, batch: Columns, column: str) -> list[Any]:
-        """The texts of a column, or the token ids of the column that is named after them, without empty rows."""
+        """The rows of a column that are not empty: texts, or token ids in the column `input_ids`."""
         documents = [document for document in batch[column] if document not in (None, "", [])]
         expected = list if column == INPUT_IDS else str
         for document in documents:
@@ -187,7 +187,7 @@ def concatenate_stages(stages: list[Dataset], sizes: list[int], seed: int) -> Da
 
 
 def sample_input_ids(rows: Dataset | IterableDataset, count: int, length: int) -> torch.Tensor | None:
-    """The first tokens of some rows, (count, length) or fewer and shorter: as long as half of them are, at least."""
+    """The first tokens of at most `count` rows, cut to a common length that at least half of the rows reach."""
     candidates = [row[INPUT_IDS][:length] for row in itertools.islice(iter(rows), 2 * count)]
     shortest = sorted(map(len, candidates))[len(candidates) // 2] if candidates else 0
     selected = [row[:shortest] for row in candidates if len(row) >= shortest]

@@ -170,7 +170,7 @@ _ChunkResult: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class _DenseDivergence(torch.autograd.Function):
-    """The sum for logits that exist anyway: saves them alone, and takes the softmaxes again in the backward pass."""
+    """The sum for dense logits. Saves nothing else, and recomputes the softmaxes in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, logits_TV: torch.Tensor, target: Any, weights_T: torch.Tensor) -> torch.Tensor:
@@ -195,7 +195,7 @@ class _DenseDivergence(torch.autograd.Function):
 
 
 class _ProjectedDivergence(torch.autograd.Function):
-    """The sum for logits that never exist as a whole: a chunk's gradients are computed along with its divergence.
+    """The sum for projected logits, which never exist as a whole: gradients are computed in the forward pass.
 
     This works because the result is a scalar, and saves projecting everything again in the backward pass.
     """

@@ -101,7 +101,7 @@ class RunBuilder:
         self._check_teacher()
 
     def _position_collator(self, first_position: int) -> DataCollatorWithPositions | None:
-        """The collator that chooses positions for the rows to train on; None: the rows have theirs."""
+        """The collator that chooses positions for the training rows, if `--positions` is set."""
         if self.request.positions is None:
             return None
         target_length, length = self.request.target_length, max(stage.length for stage in self.stages)
@@ -264,7 +264,7 @@ class RunBuilder:
         return model
 
     def _student_dtype(self) -> torch.dtype:
-        """The dtype to load the student in: float32, or bfloat16 if its weights are and will not be trained.
+        """The dtype to load the student in: float32, or bfloat16 for bfloat16 weights that will not be trained.
 
         In half precision, small optimizer updates round to nothing. Shards need a single dtype.
         """
@@ -281,7 +281,7 @@ class RunBuilder:
 
 
 def _limit_tokens(rows: Dataset | IterableDataset, tokens: int | None, length: int) -> Dataset | IterableDataset:
-    """The first rows, as many as make up a number of tokens."""
+    """The first rows, up to a number of tokens."""
     if tokens is None:
         return rows
     num_rows = max(tokens // length, 1)

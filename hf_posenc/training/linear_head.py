@@ -47,7 +47,7 @@ class LeanForward:
     def __call__(
         self, inputs: Mapping[str, Any], wrapped: nn.Module | None = None
     ) -> tuple[ModelOutput, Logits | None]:
-        """Run the model, or the wrapper around it that is given.
+        """Run the model, or a wrapper around it.
 
         Returns:
             The outputs, with logits for the last token only if the head is linear; and the logits of all tokens, None

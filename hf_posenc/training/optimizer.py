@@ -50,7 +50,7 @@ def widen_trained_parameters(model: nn.Module) -> None:
 
 
 def head_names(model: PreTrainedModel) -> list[str]:
-    """The names of the submodules around the base model."""
+    """The names of the modules of a model's head: all its children except the base model."""
     return [name for name, _ in model.named_children() if name != model.base_model_prefix]
 
 
@@ -143,7 +143,7 @@ def add_lora(model: PreTrainedModel, rank: int, exclude: list[str]) -> None:
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The state dict of a model with adapters as that of one without; the model itself is left as it is."""
+    """The state dict of a model with its adapters merged into the weights; the model itself does not change."""
     base_weights = {name: weight for name, weight in state_dict.items() if ADAPTER_MARK not in name}
     merged = {name.replace(".base_layer.", "."): weight for name, weight in base_weights.items()}
     for path, module in model.named_modules():

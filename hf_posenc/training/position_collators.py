@@ -69,7 +69,7 @@ class DataCollatorWithPositions:
         self.first_position, self.packed, self.epoch = first_position, packed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose other positions than in earlier epochs; see `PositionEpochCallback`."""
+        """Choose new positions for this epoch; see `PositionEpochCallback`."""
         self.epoch = epoch
 
     def sample(self, lengths: Sequence[int], generator: np.random.Generator) -> list[np.ndarray]:
@@ -121,7 +121,7 @@ class DataCollatorWithPositions:
         return documents_BN
 
     def _generator(self, feature: object) -> np.random.Generator:
-        """Randomness that depends on a row's tokens, before padding and masking, and on nothing else of the batch."""
+        """A generator that is seeded by a row's tokens, before padding and masking, and nothing else of the batch."""
         ids = feature[INPUT_IDS] if isinstance(feature, Mapping) else None
         if ids is None:
             raise PosEncError("examples must be dicts with input_ids")
@@ -243,7 +243,7 @@ class PositionEpochCallback(TrainerCallback):
 
 @torch.no_grad()
 def check_reads_positions(model: PreTrainedModel, collator: DataCollatorWithPositions) -> None:
-    """Raise PosEncError if no scheme of a model reads positions, or one cannot serve the last that is chosen."""
+    """Raise PosEncError if no scheme of a model reads positions, or `target_length` is too long for one of them."""
     schemes = [scheme for base in base_models(model) for scheme in base.position_scheme]
     if not any(scheme.reads_positions for scheme in schemes):
         names = ", ".join(scheme.name for scheme in schemes)

@@ -203,7 +203,7 @@ def _choose_parameters(model: PreTrainedModel, request: TrainRequest, objective:
 def _tokens_and_time(
     trainer: RecoveryTrainer, output: TrainOutput, builder: RunBuilder, state: RunState
 ) -> dict[str, Any]:
-    """How many tokens the run had and saw, and how long it took since it was started or resumed."""
+    """How many tokens the data has and the run saw, and how long it took since it was started or resumed."""
     unique = state.values["dataset"]["num_tokens"]
     if unique is None:
         seen = trainer.state.global_step * rows_per_step(trainer.args) * builder.stages[0].length
@@ -237,7 +237,7 @@ def _save_variant(trainer: RecoveryTrainer, builder: RunBuilder) -> None:
 
 
 def _set_max_length(model: PreTrainedModel, builder: RunBuilder) -> int | None:
-    """Let the config name the longest input; None if it is as in the original checkpoint."""
+    """Set the longest input in the config, and return it; None if it stays as in the original checkpoint."""
     request, bases = builder.request, base_models(model)
     trained_length = max([stage.length for stage in builder.stages] + [request.target_length or 0])
     max_length = request.max_length or trained_length
@@ -248,7 +248,7 @@ def _set_max_length(model: PreTrainedModel, builder: RunBuilder) -> int | None:
 
 
 def _copy_companions(request: TrainRequest, directory: Path) -> None:
-    """Copy what belongs to the checkpoint and Trainer does not save, such as the modules of sentence-transformers."""
+    """Copy files of the checkpoint that Trainer does not save, such as the modules of sentence-transformers."""
     source = find_checkpoint(request.model, request.revision, patterns=(CONFIG_NAME, *COMPANION_FILES))
     Companions.read(source).copy_to(directory, replace=False)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 CLOSED_FORM_ROWS, FIT_ROWS, FIT_ROWS_TABLE, FIT_LENGTH, MAX_FIT_STEPS = 12, 2, 4, 128, 2000
-"""Small batches of short rows fit best for their cost; to remove a position table takes more rows to average over."""
+"""Small batches of short rows fit best for their cost. Removing a position table takes more rows to average over."""
 
 
 def start_from_stock_model(
@@ -70,7 +70,7 @@ def start_from_stock_model(
 
 
 def suggest_options(position_scheme: PositionScheme) -> None:
-    """Log the options with which a scheme recovers further, if it has other ones."""
+    """Log the options with which a scheme recovers better, unless it has them already."""
     for spec in parse_position_scheme(position_scheme):
         better = {
             name: value for name, value in spec.scheme.recommended.items() if getattr(spec.options, name) != value

@@ -88,7 +88,7 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
 
 
 def _by_head(fused: torch.Tensor, order: list[int], num_heads: int) -> torch.Tensor:
-    """GPT-2's columns (all queries, all keys, all values) as GPT-NeoX's rows, grouped by head; as they rotate."""
+    """GPT-2's columns (all queries, all keys, all values) as GPT-NeoX's rows, grouped by head, in its rotary order."""
     rows = torch.t(fused).unflatten(0, (3, num_heads, -1))
     rows = torch.cat([rows[:2, :, order], rows[2:]])
     return rows.transpose(0, 1).flatten(0, 2)

@@ -30,11 +30,11 @@ class ExportPlan:
     max_positions: int | None = None
     """How many positions the stock model serves; None: any number."""
     checked_position: int | None = None
-    """A position from which on a few tokens are compared too, where the stock model takes position_ids."""
+    """The position of a few more tokens that are compared if the stock model takes position_ids."""
     left_out: list[str] = dataclasses.field(default_factory=list)
     """Tensors of the variant that the stock model has no use for."""
     notes: list[str] = dataclasses.field(default_factory=list)
-    """What differs between the two models outside of what they compute."""
+    """What users should know about the stock model."""
 
 
 @dataclasses.dataclass(frozen=True)

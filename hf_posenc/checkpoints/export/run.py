@@ -161,7 +161,7 @@ def plan_export(variant: Variant, max_positions: int | None) -> ExportPlan:
 
 
 def _adapt_tokenizer_config(variant: Variant, directory: Path, max_positions: int | None) -> None:
-    """Name the tokenizer's class, which transformers would else choose by model type, and its new length."""
+    """Name the tokenizer's class, which transformers would otherwise choose by model type, and its new length."""
     path = directory / TOKENIZER_CONFIG
     tokenizer = load_tokenizer(variant.directory)
     if tokenizer is None:
