@@ -22,45 +22,47 @@ CHECKED_POSITIONS, PROBE_SCALE = 8, 64.0
 
 
 class LeanForward:
-    """Runs a model without materializing its logits, if its output layer is linear; else as usual.
+    """Runs a model for a distillation loss, without materializing its logits if its output layer is linear.
 
     Args:
         model: A model, without any wrapper.
 
     Example:
         >>> forward = LeanForward(model)
-        >>> forward.prepare(inputs)
-        >>> outputs, logits = forward(inputs)
+        >>> outputs, logits, hidden_states = forward(model, inputs, transformer_layers(model), lean=True)
         >>> kl_divergence(teacher_logits, logits).backward()
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._head: nn.Linear | None = None
-        self._is_prepared = False
-
-    def prepare(self, inputs: Mapping[str, Any]) -> None:
-        """Look for a linear head. The first time, this runs the model, so call it before registering any hooks."""
-        if not self._is_prepared:
-            self._head, self._is_prepared = find_linear_head(self.model, inputs), True
+        self._is_head_known = False
 
     def __call__(
-        self, inputs: Mapping[str, Any], wrapped: nn.Module | None = None
-    ) -> tuple[ModelOutput, Logits | None]:
-        """Run the model, or a wrapper around it.
+        self, wrapped: nn.Module, inputs: Mapping[str, Any], layers: list[nn.Module], lean: bool
+    ) -> tuple[ModelOutput, Logits | None, list[torch.Tensor]]:
+        """Run the model and record the outputs of some of its layers.
+
+        Args:
+            wrapped: The model to call: the model itself, or a wrapper around it.
+            inputs: Its inputs.
+            layers: The layers.
+            lean: Whether logits may be left out.
 
         Returns:
-            The outputs, with logits for the last token only if the head is linear; and the logits of all tokens, None
-            for a model without a head.
+            The outputs, with logits for the last token only if the head is linear; the logits of all tokens, None for a
+            model without a head; and the outputs of the layers.
         """
-        assert self._is_prepared, "call prepare() first"
-        call = self.model if wrapped is None else wrapped
-        if self._head is None:
-            outputs = call(**inputs)
-            return outputs, getattr(outputs, "logits", None)
-        with record_hidden_states([self.model.base_model]) as states:
-            outputs = call(**inputs, **{LOGITS_TO_KEEP: 1})
-        return outputs, ProjectedLogits.from_head(states[0], self._head)
+        if lean and not self._is_head_known:  # runs the model, so there must be no hooks yet
+            self._head, self._is_head_known = find_linear_head(self.model, inputs), True
+        head = self._head if lean else None
+        with record_hidden_states(layers) as hidden_states:
+            if head is None:
+                outputs = wrapped(**inputs)
+                return outputs, getattr(outputs, "logits", None), hidden_states
+            with record_hidden_states([self.model.base_model]) as states:
+                outputs = wrapped(**inputs, **{LOGITS_TO_KEEP: 1})
+        return outputs, ProjectedLogits.from_head(states[0], head), hidden_states
 
 
 def find_linear_head(model: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Linear | None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..patches import architecture_of, max_positions
 from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
-from .distillation import TeacherOutput, record_hidden_states, transformer_layers
+from .distillation import TeacherOutput, transformer_layers
 from .linear_head import LeanForward
 
 
@@ -107,14 +107,8 @@ class Teacher:
 
     def _read(self, inputs: dict[str, torch.Tensor], lean: bool, hidden_states: bool) -> TeacherOutput:
         """Run the teacher on inputs that it can read at once."""
-        arguments: dict[str, Any] = {**inputs, **self._options}
-        if lean:
-            self._lean_forward.prepare(arguments)
-        with record_hidden_states(self.layers if hidden_states else []) as recorded:
-            if lean:
-                _, logits = self._lean_forward(arguments)
-            else:
-                logits = getattr(self.model(**arguments), "logits", None)
+        layers = self.layers if hidden_states else []
+        _, logits, recorded = self._lean_forward(self.model, {**inputs, **self._options}, layers, lean)
         return TeacherOutput(logits, recorded)
 
 

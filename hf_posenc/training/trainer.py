@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 from .budget import warmup_steps
 from .checkpointing import CheckpointingTrainer
 from .data import IGNORE_INDEX
-from .distillation import LossWeights, TeacherOutput, predicts_rows, record_hidden_states, transformer_layers
+from .distillation import LossWeights, TeacherOutput, predicts_rows, transformer_layers
 from .divergence import Logits, TopLogProbs
 from .linear_head import LeanForward
 from .optimizer import scheme_parameter_ids, split_parameter_group
@@ -129,14 +130,12 @@ class RecoveryTrainer(CheckpointingTrainer):
         unwrapped = getattr(unwrapped, "_orig_mod", unwrapped)  # inside a compiled model
         if not self.loss_weights.label:  # with labels, the model would compute its own loss
             inputs = {name: value for name, value in inputs.items() if name != LABELS}
-        forward = None if return_outputs else self._lean_forward(model, unwrapped, inputs)
-        with record_hidden_states(transformer_layers(unwrapped) if target.hidden_states else []) as hidden_states:
-            if forward is not None:
-                with self.accelerator.autocast():  # for the dtype of the logits
-                    outputs, logits = forward(inputs, model)
-            else:
-                outputs = model(**inputs)
-                logits = getattr(outputs, "logits", None)
+        if self._student_forward is None or self._student_forward.model is not unwrapped:
+            self._student_forward = LeanForward(unwrapped)
+        layers = transformer_layers(unwrapped) if target.hidden_states else []
+        lean = not return_outputs and self._can_skip_logits(model, unwrapped, inputs)
+        with self.accelerator.autocast() if lean else contextlib.nullcontext():  # for the dtype of the logits
+            outputs, logits, hidden_states = self._student_forward(model, inputs, layers, lean)
         if model.training and hidden_states and not hidden_states[-1].requires_grad:
             raise PosEncError(
                 "Reentrant gradient checkpointing hides hidden states from the loss: pass "
@@ -193,16 +192,10 @@ class RecoveryTrainer(CheckpointingTrainer):
             self.teacher_cache.flush()
         return output
 
-    def _lean_forward(self, model: nn.Module, unwrapped: PreTrainedModel, inputs: Batch) -> LeanForward | None:
-        """The student's forward pass without logits; None where something else needs them, or hooks may not work."""
+    def _can_skip_logits(self, model: nn.Module, unwrapped: PreTrainedModel, inputs: Batch) -> bool:
+        """Whether nothing but the distillation loss needs the student's logits, and hooks work."""
         is_plain = model is unwrapped or isinstance(model, nn.parallel.DistributedDataParallel)
-        if self._is_sharded or not is_plain or LABELS in inputs:
-            return None
-        if self._student_forward is None or self._student_forward.model is not unwrapped:
-            self._student_forward = LeanForward(unwrapped)
-        with self.accelerator.autocast():
-            self._student_forward.prepare(inputs)
-        return self._student_forward
+        return is_plain and not self._is_sharded and LABELS not in inputs
 
     def _distills(self, model: nn.Module, inputs: Batch) -> bool:
         """In training, unless a classifier cannot read rows this long; in evaluation only if there are no labels."""
