@@ -34,26 +34,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives. Resolved on first use, because these modules import torch and transformers.
-_MODULES = {
-    "Conversion": "checkpoints",
-    "Export": "checkpoints",
-    "PosEncError": "errors",
-    "PushResult": "hub",
-    "convert_checkpoint": "checkpoints",
-    "evaluate": "evaluation.run",
-    "explain": "patches",
-    "export_checkpoint": "checkpoints",
-    "fit": "training",
-    "inspect_checkpoint": "checkpoints",
-    "list_schemes": "registry",
-    "patched": "patches",
-    "push_directory": "hub",
-    "register_scheme": "registry",
-    "restore": "patches",
-    "retrofit": "patches",
-    "support": "patches",
+# Where the public names live. Resolved on first use, because these modules import torch and transformers.
+_PUBLIC = {
+    "checkpoints": ["Conversion", "Export", "convert_checkpoint", "export_checkpoint", "inspect_checkpoint"],
+    "errors": ["PosEncError"],
+    "evaluation.run": ["evaluate"],
+    "hub": ["PushResult", "push_directory"],
+    "patches": ["explain", "patched", "restore", "retrofit", "support"],
+    "registry": ["list_schemes", "register_scheme"],
+    "training": ["fit"],
 }
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 _SUBPACKAGES = ("analysis", "checkpoints", "evaluation", "models", "patches", "plots", "schemes", "training")
 __all__ = sorted(_MODULES)
 

@@ -231,7 +231,7 @@ def __getattr__(name: str) -> Any:
 
 
 def unknown_variant(name: str) -> str:
-    """What to do about a variant class that a pickle or a saved variant asks for in vain."""
+    """What to do about an unknown variant class that a pickle or a saved variant asks for."""
     return (
         f"{name} is a variant of a model type that this process does not know. If it was enabled by hf_posenc.support, "
         "call hf_posenc.support with the stock model or its config before you load the variant"

@@ -80,14 +80,7 @@ class SchemeSpec:
         return seam in self.seams
 
     def active_layers(self, num_layers: int, layer_types: Sequence[str] | None = None) -> tuple[int, ...]:
-        """The layers in which the scheme acts.
-
-        Args:
-            num_layers: The model's number of layers.
-            layer_types: The type of each layer; None if they have none.
-
-        Returns:
-            Layer indices in ascending order; empty for schemes of the input embedding.
+        """The layers in which the scheme acts, in ascending order; none for schemes of the input embedding.
 
         Raises:
             PosEncError: If `layers` or `except_layers` names a layer that the model does not have, or no layer is left.
@@ -170,14 +163,8 @@ def assign_layers(
 ) -> tuple[tuple[SchemeSpec, ...], list[tuple[int, ...]]]:
     """Decide which schemes act in which layers of a model.
 
-    `none` with `layers` takes the other schemes out of these layers. Without other schemes, the model's own encoding
-    stays in the remaining layers: its spec is appended.
-
-    Args:
-        specs: The parsed `position_scheme`.
-        num_layers: The model's number of layers.
-        stock_scheme: The scheme that the model has by itself.
-        layer_types: The type of each layer; None if they have none.
+    `none` with `layers` takes the other schemes out of these layers. Without other schemes, the model's own encoding,
+    `stock_scheme`, stays in the remaining layers: its spec is appended.
 
     Returns:
         The specs, and for each of them its layers, in ascending order.

@@ -24,7 +24,8 @@ BUILDERS = {
 """File extension -> builder in the `datasets` library."""
 DESCRIPTIONS = ("readme", "license", "changelog")
 """Markdown files that come with a dataset and are not part of it."""
-INPUT_IDS, TEXT = "input_ids", "text"
+INPUT_IDS, ATTENTION_MASK, POSITION_IDS, TEXT = "input_ids", "attention_mask", "position_ids", "text"
+"""Columns of a dataset, and inputs of a model."""
 
 
 def load_text_dataset(source: str, split: str = "train", streaming: bool = False) -> Dataset | IterableDataset:

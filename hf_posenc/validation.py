@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
 from .errors import PosEncError
-
-if TYPE_CHECKING:
-    from typing import Any
 
 MAX_INTEGER = 2**31 - 1
 """Largest integer that a scheme option may have."""
@@ -45,15 +42,7 @@ _ALLOCATING = ("empty", "zeros", "ones", "full", "rand", "randn")
 
 
 def truncate_repr(value: object, to_text: Callable[[Any], str] = repr) -> str:
-    """Format a value for an error message, cut to a readable length.
-
-    Args:
-        value: Anything, including values whose `repr` fails.
-        to_text: The formatter, such as `json.dumps`.
-
-    Returns:
-        The text, shortened if it is long.
-    """
+    """Format a value for an error message, cut to a readable length. Formatters may fail on hostile values."""
     try:
         text = to_text(value)
     except (TypeError, ValueError, RecursionError):  # an integer of thousands of digits; a list that contains itself
@@ -71,16 +60,7 @@ def check_json_limits(
 ) -> None:
     """Refuse JSON that is nested too deeply or too large. Iterative, so hostile nesting cannot overflow the stack.
 
-    Args:
-        value: The parsed JSON.
-        name: What it is, for the error message.
-        max_depth: Most levels of lists and dicts.
-        max_values: Most values in total.
-        max_string: Longest string.
-        max_number: Largest absolute value of a number; None for any, NaN and infinities included.
-
-    Raises:
-        PosEncError: If a limit is exceeded.
+    Without `max_number`, the limit of absolute values, numbers may also be NaN or infinite.
     """
     pending, num_values = [(value, 0)], 0
     while pending:
@@ -109,17 +89,9 @@ def check_json_limits(
 
 
 def load_yaml(text: str, name: str) -> object:
-    """Parse YAML from an untrusted source. Aliases are refused: a few lines of them can stand for billions of values.
+    """Parse YAML from an untrusted source, called `name` in errors.
 
-    Args:
-        text: The YAML document.
-        name: What it is, for the error message.
-
-    Returns:
-        The parsed values.
-
-    Raises:
-        PosEncError: If it is not valid YAML, or exceeds a limit.
+    Aliases are refused: a few lines of them can stand for billions of values.
     """
     import yaml
 
@@ -146,14 +118,7 @@ def load_yaml(text: str, name: str) -> object:
 
 
 def check_model_sizes(fields: Mapping[str, Any]) -> None:
-    """Refuse a config whose sizes are not those of any real model.
-
-    Args:
-        fields: The fields of a stock config; absent ones and None pass.
-
-    Raises:
-        PosEncError: If a size is not an integer, out of range, or the parameter count they imply is absurd.
-    """
+    """Refuse fields of a config that are not the sizes of any real model, or imply an absurd parameter count."""
     for name, largest in MAX_SIZES.items():
         value = fields.get(name)
         if value is None:

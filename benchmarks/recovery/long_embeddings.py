@@ -24,7 +24,7 @@ from transformers import AutoModel, AutoTokenizer
 
 import hf_posenc
 from hf_posenc.training import Teacher
-from hf_posenc.training.teacher_windows import SpecialTokens
+from hf_posenc.training.teacher import SpecialTokens
 
 from .results import scheme_label
 from .tasks import data_path, load_minilm, minilm_directory

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hf_posenc.training.arguments import DEFAULT_FIT_RATIO
+from hf_posenc.training.recipes import DEFAULT_FIT_RATIO
 
 from . import figures
 from .results import LEVELS, Results, final_shortfall, scheme_label, tokens_to_reach

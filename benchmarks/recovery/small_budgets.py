@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 import hf_posenc
 from hf_posenc.plots.style import COLORS, MARKERS, subplots
 from hf_posenc.training import Recipe, closed_form_start, default_learning_rate
-from hf_posenc.training.arguments import NAIVE, RECOMMENDED
+from hf_posenc.training.recipes import NAIVE, RECOMMENDED
 
 from .results import scheme_label
 from .tasks import STORIES, Batch

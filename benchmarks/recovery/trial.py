@@ -23,8 +23,8 @@ from hf_posenc.training import (
     resolve_fit_ratio,
     transformer_layers,
 )
-from hf_posenc.training.arguments import DEFAULT_FIT_RATIO, NAIVE, RECOMMENDED
 from hf_posenc.training.data import IGNORE_INDEX
+from hf_posenc.training.recipes import DEFAULT_FIT_RATIO, NAIVE, RECOMMENDED
 
 from .tasks import TASKS, Batch, Task
 

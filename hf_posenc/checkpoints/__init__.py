@@ -1,7 +1,7 @@
 """Checkpoints as files: convert, inspect and export them, and write them safely."""
 
 from .companions import Companions, check_links, remove_code_fields, to_json_bytes
-from .convert import Conversion, convert_checkpoint
+from .convert import Conversion, convert_checkpoint, convert_to_stock
 from .drift import Drift, read_sequences
 from .export import Export, export_checkpoint
 from .files import (
@@ -9,6 +9,7 @@ from .files import (
     LENGTH_CURVE_FILE,
     RECOVERY_FILE,
     RUN_STATE_FILE,
+    check_writable,
     checkpoint_step,
     fsync,
     is_out_of_space,
@@ -20,8 +21,8 @@ from .files import (
 )
 from .inspection import Inspection, inspect_checkpoint, is_scheme_parameter
 from .lengths import check_max_length, config_length, set_config_length, write_max_length
-from .loading import load_model, load_tokenizer
-from .locks import lock_output, temporary_name
+from .loading import eval_mode, load_model, load_tokenizer
+from .locks import lock_output
 from .source import (
     find_checkpoint,
     read_config,
@@ -31,7 +32,6 @@ from .source import (
     read_shards,
     translate_hub_errors,
 )
-from .stock import convert_to_stock
 
 __all__ = ["Conversion", "Drift", "Export", "Inspection"]
 __all__ += ["convert_checkpoint", "convert_to_stock", "export_checkpoint", "inspect_checkpoint"]
@@ -39,8 +39,8 @@ __all__ += ["convert_checkpoint", "convert_to_stock", "export_checkpoint", "insp
 __all__ += ["Companions", "check_links", "remove_code_fields", "to_json_bytes"]
 __all__ += ["COMPANION_FILES", "LENGTH_CURVE_FILE", "RECOVERY_FILE", "RUN_STATE_FILE"]
 __all__ += ["checkpoint_step", "fsync", "is_out_of_space", "list_checkpoints", "lock_output", "move_files"]
-__all__ += ["temporary_name", "verify_manifest", "write_manifest", "write_text"]
-__all__ += ["is_scheme_parameter", "load_model", "load_tokenizer", "read_sequences"]
+__all__ += ["check_writable", "verify_manifest", "write_manifest", "write_text"]
+__all__ += ["eval_mode", "is_scheme_parameter", "load_model", "load_tokenizer", "read_sequences"]
 __all__ += ["check_max_length", "config_length", "find_checkpoint", "set_config_length", "write_max_length"]
 __all__ += ["read_config", "read_config_fields", "read_json", "read_json_object", "read_shards"]
 __all__ += ["translate_hub_errors"]

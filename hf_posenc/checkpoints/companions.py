@@ -31,7 +31,7 @@ CODE_FIELDS = ("auto_map", "custom_pipelines")
 
 @dataclasses.dataclass(frozen=True)
 class Companions:
-    """Companion files to copy or upload, and what has to stay behind.
+    """Companion files to copy or upload, and what is left out.
 
     Attributes:
         files: By relative path: where the file is, or its content if fields that name code were removed from it.
@@ -133,13 +133,6 @@ def check_links(directory: Path, names: Iterable[str]) -> None:
     """Refuse links that lead out of a checkpoint: what they point to may be private.
 
     Links within the cache of the Hub, where every file is a link to a blob of the same repository, are fine.
-
-    Args:
-        directory: The directory of the checkpoint.
-        names: Paths of files, relative to it.
-
-    Raises:
-        PosEncError: If a file lies elsewhere; the message names it.
     """
     root = directory.resolve()
     if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,17 +22,15 @@ from ..patches.compat import checkpoint_to_model_names
 from ..spec import PositionScheme
 from .companions import Companions, check_links, remove_code_fields
 from .drift import Drift, measure_drift
-from .export.same_rotation import stock_rope_parameters
-from .files import atomic_directory, resolve_output_dir
+from .export import Export, export_checkpoint, stock_rope_parameters
+from .files import atomic_directory, resolve_output_dir, scratch_directory
 from .inspection import base_prefix, build_meta_model, check_base_weights
 from .lengths import check_max_length, set_config_length, write_max_length
-from .rotary_weights import RotaryChange, reorder_rows, rotary_feature_order
-from .source import Source, open_source
-from .weights import write_shards
+from .source import FLOAT_DTYPES, Checkpoint, find_checkpoint, open_stock
+from .weights import RotaryChange, reorder_rows, rotary_feature_order, write_shards
 
 WarmStart = Callable[[Path, Path], None]
 """Called with the directories of the source and of the variant, which it changes in place."""
-FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +130,7 @@ def convert_checkpoint(
     if rotary_weights not in (None, *get_args(RotaryChange)):
         expected = ", ".join(get_args(RotaryChange))
         raise PosEncError(f"Unknown rotary_weights {rotary_weights!r}; expected one of {expected}")
-    checkpoint = open_source(source, revision=revision, token=token)
+    checkpoint = open_stock(source, revision=revision, token=token)
     target = resolve_output_dir(output_dir, checkpoint.directory, force)
     check_links(checkpoint.directory, (shard.path.name for shard in checkpoint.shards))
     companions = Companions.read(checkpoint.directory)
@@ -183,11 +180,36 @@ def convert_checkpoint(
     )
 
 
+def convert_to_stock(
+    source: str | Path,
+    position_scheme: PositionScheme,
+    output_dir: str | Path,
+    *,
+    force: bool = False,
+    revision: str | None = None,
+    **options: Any,
+) -> Export:
+    """Convert a checkpoint and export the result, for schemes that a stock model has, without keeping the variant.
+
+    The arguments are those of `convert_checkpoint`.
+
+    Example:
+        >>> convert_to_stock("my-llama", {"type": "rope", "theta": 500000.0}, "my-llama-long").model_type
+        'llama'
+    """
+    target = resolve_output_dir(output_dir, find_checkpoint(source, revision), force)
+    with scratch_directory(target) as temporary:
+        variant = temporary / "variant"
+        conversion = convert_checkpoint(source, position_scheme, variant, revision=revision, **options)
+        export = export_checkpoint(variant, output_dir, force=force)
+    return dataclasses.replace(export, drift=conversion.drift)
+
+
 @dataclasses.dataclass(frozen=True)
 class _ModelLayout:
     """The names of a checkpoint's tensors, and of the modules of its model."""
 
-    source: Source
+    source: Checkpoint
     shapes: dict[str, torch.Size]
     """Shapes of the model's parameters, by name."""
     model_names: dict[str, str]
@@ -196,7 +218,7 @@ class _ModelLayout:
     """The prefix of the base model's parameters."""
 
     @classmethod
-    def of(cls, source: Source) -> _ModelLayout:
+    def of(cls, source: Checkpoint) -> _ModelLayout:
         model = build_meta_model(source.config, source.architecture, base_only=True)
         shapes = {name: parameter.shape for name, parameter in model.state_dict().items()}
         names = checkpoint_to_model_names(model, source.tensors)
@@ -264,10 +286,6 @@ def _scheme_tensors(layout: _ModelLayout, plan: SchemePlan, seed: int) -> dict[s
     for layer, layer_modules in plan.layer_modules.items():
         for index, module in layer_modules.items():
             modules[f"{layout.attention_path(layer)}.position_scheme.{index}"] = module
-    sizes: Counter[torch.dtype] = Counter()
-    for tensor in layout.source.tensors.values():
-        sizes[tensor.dtype] += tensor.numel()
-    dtype = next((dtype for dtype, _ in sizes.most_common() if dtype in FLOAT_DTYPES), torch.float32)
     tensors: dict[str, torch.Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -275,5 +293,5 @@ def _scheme_tensors(layout: _ModelLayout, plan: SchemePlan, seed: int) -> dict[s
             for child in module.modules():
                 init_scheme_weights(child)
             for name, tensor in module.state_dict().items():
-                tensors[f"{path}.{name}"] = tensor.to(dtype).contiguous()
+                tensors[f"{path}.{name}"] = tensor.to(layout.source.dtype).contiguous()
     return tensors

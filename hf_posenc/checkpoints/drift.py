@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,7 +25,6 @@ MAX_CHARACTERS = 16 * MAX_SEQUENCE_LENGTH * MAX_SEQUENCES
 LANGUAGE_MODELS = ["AutoModelForCausalLM", "AutoModelForMaskedLM"]
 """Other heads are left out."""
 STATES, IGNORED = "hidden_states", -100
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,18 +52,10 @@ class Drift:
 
 @torch.no_grad()
 def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
-    """Compare two checkpoints on the beginning of a text file.
+    """Compare a variant (`after`) with the source that it was converted from, on the beginning of a text file.
 
     The models are loaded one after the other, and the hidden states of the first wait in temporary files, so that no
     more memory is needed than for one of them.
-
-    Args:
-        before: The source of a conversion.
-        after: The variant made from it, with the same head.
-        text_file: The text.
-
-    Returns:
-        How far the outputs of `after` are from those of `before`.
     """
     config = read_config(before)
     sequences = read_sequences(before, text_file)
@@ -74,14 +63,14 @@ def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
     with tempfile.TemporaryDirectory(prefix="hf-posenc-") as directory:
         files = [Path(directory) / f"{index}.safetensors" for index in range(len(batches))]
         source, _ = load_model(before)
-        for input_ids, path in _progress(zip(batches, files, strict=True), len(files), "Running the source"):
+        for input_ids, path in zip(tqdm(batches, "Running the source", unit="batch"), files, strict=True):
             save_file({STATES: source(input_ids)[0].contiguous()}, path)
         del source
         auto_class = find_auto_class(config.architectures or [], LANGUAGE_MODELS) or "AutoModel"
         variant, _ = load_model(after, auto_class)
         is_causal = ARCHITECTURES[config.model_type].is_causal(config) and auto_class != "AutoModel"
         sums = _Sums()
-        for input_ids, path in _progress(zip(batches, files, strict=True), len(files), "Running the variant"):
+        for input_ids, path in zip(tqdm(batches, "Running the variant", unit="batch"), files, strict=True):
             states_BNE = load_file(path)[STATES]
             new_states_BNE, logits, new_logits = _run_with(variant, input_ids, states_BNE)
             similarity_BN = functional.cosine_similarity(states_BNE.float(), new_states_BNE.float(), dim=-1)
@@ -129,11 +118,7 @@ class _Sums:
 def _run_with(
     model: PreTrainedModel, input_ids: torch.Tensor, states_BNE: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Run a model, and its head also on the hidden states of another model.
-
-    Returns:
-        The model's own last hidden states, the logits for the other states, and its own logits.
-    """
+    """Run a model; returns its last hidden states, its head's logits for those of another model, and its own."""
     own_states: list[torch.Tensor] = []
 
     def append_states(module: nn.Module, args: object, output: ModelOutput) -> ModelOutput:
@@ -146,23 +131,10 @@ def _run_with(
     return (own_states[0], None, None) if logits is None else (own_states[0], *logits.chunk(2))
 
 
-def _progress(items: Iterable[T], total: int, description: str) -> Iterable[T]:
-    return tqdm(items, total=total, desc=description, unit="batch")
-
-
 def read_sequences(checkpoint: Path, text_file: Path, max_length: int = MAX_SEQUENCE_LENGTH) -> torch.Tensor:
-    """Token ids of equally long sequences from the beginning of a text file, (number, length).
+    """Token ids of at most 64 equally long sequences from the beginning of a text file, (number, length).
 
-    Args:
-        checkpoint: The directory of the model that will read them, with its tokenizer.
-        text_file: The text.
-        max_length: The most tokens per sequence; fewer if the text or the model's positions end before.
-
-    Returns:
-        At most 64 sequences.
-
-    Raises:
-        PosEncError: If the tokenizer or the text cannot be used.
+    They are shorter than `max_length` if the text or the model's positions end before.
     """
     config = read_config(checkpoint)
     try:

@@ -165,14 +165,9 @@ def _replace_directory(new: Path, target: Path, previous: Path | None) -> None:
 
 
 def move_files(source: Path, target: Path, last: str) -> None:
-    """Move all files of a directory into another, and remove it.
+    """Move all files of a directory into another, and remove it. The file `last` tells readers that all are there.
 
     The target may have some of the files already: if the process is killed, the same files can be moved again.
-
-    Args:
-        source: The directory to move files from, subdirectories included.
-        target: The directory to move them to.
-        last: The file to move last, which tells readers that all others are there.
     """
     flush(source)
     names = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
@@ -186,15 +181,7 @@ def move_files(source: Path, target: Path, last: str) -> None:
 def write_text(path: str | Path, text: str) -> Path:
     """Write a file completely or not at all: a full disk, or a kill, leaves what was there before.
 
-    Args:
-        path: The file; missing directories are created. Devices and pipes are written to, not replaced.
-        text: Its content.
-
-    Returns:
-        The path.
-
-    Raises:
-        PosEncError: If it cannot be written.
+    Missing directories are created. Devices and pipes are written to, not replaced.
     """
     path, temporary = Path(path), None
     try:
@@ -213,6 +200,25 @@ def write_text(path: str | Path, text: str) -> Path:
         if temporary is not None:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+    return path
+
+
+def check_writable(path: str | Path) -> Path:
+    """Create the parent directory of a file, and fail early if the file cannot be written.
+
+    The file itself is not created: if the process were killed, it would be left empty.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.open("a", encoding="utf-8").close()
+        else:
+            temporary = path.with_name(temporary_name(path.name, os.getpid()))
+            temporary.touch()
+            temporary.unlink()
+    except OSError as error:
+        raise PosEncError(f"Cannot write {path}: {error}") from error
     return path
 
 

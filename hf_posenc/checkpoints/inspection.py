@@ -10,7 +10,8 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +35,7 @@ from ..patches.compat import ModelHooks, base_model_class, load_shapes, set_attn
 from ..spec import PositionScheme
 from ..validation import truncate_repr
 from .files import MANIFEST_FILE, RUN_STATE_FILE, list_checkpoints, list_pickles, verify_manifest
-from .source import read_config, read_json_object, read_shards
+from .source import merge_tensors, read_config, read_json_object, read_shards
 
 POOLER = "pooler."
 """Heads that do not use the pooler of an encoder leave it out of their checkpoints."""
@@ -161,7 +162,7 @@ def _inspect_weights(result: Inspection, directory: Path) -> None:
     except PosEncError as error:
         result.problems.append(str(error))
         return
-    tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
+    tensors = merge_tensors(shards)
     result.shards = {shard.path.name: shard.path.stat().st_size for shard in shards}
     result.num_parameters = sum(tensor.numel() for tensor in tensors.values())
     result.num_scheme_parameters = sum(tensors[name].numel() for name in tensors if is_scheme_parameter(name))
@@ -252,15 +253,22 @@ def build_meta_model(config: PreTrainedConfig, architecture: Architecture, base_
     if base_only:
         config = copy.deepcopy(config)
         set_attn_implementation(config, "eager")  # nothing is computed, so no kernel has to be installed
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
     try:
-        with torch.device("meta"), init.no_init_weights():
+        with torch.device("meta"), init.no_init_weights(), without_warnings():
             return model_class(config)
     except PosEncError:
         raise
     except Exception as error:  # constructors raise many kinds of errors for fields that do not fit together
         raise PosEncError(f"Cannot build a model from config.json: {truncate_repr(error, str)}") from error
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Silence warnings of transformers: unused heads are expected, and callers report missing weights."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
     finally:
         logging.set_verbosity(verbosity)
 

@@ -19,21 +19,13 @@ from .companions import to_json_bytes
 from .source import read_json_object
 
 LENGTH_FIELDS = {"tokenizer_config.json": "model_max_length", "sentence_bert_config.json": "max_seq_length"}
-"""By file, the field that tools cut inputs by."""
+"""For each file, the field with the length at which tools cut inputs."""
 FIXED_ROPE_TYPES = ("default", "linear")
 """Stock rotations whose angles do not depend on `max_position_embeddings`."""
 
 
 def check_max_length(schemes: Iterable[Scheme], max_length: int) -> None:
-    """Refuse a length that a scheme cannot reach.
-
-    Args:
-        schemes: The schemes of a model.
-        max_length: The longest input, in tokens.
-
-    Raises:
-        PosEncError: If it is not positive, or longer than the table of a scheme.
-    """
+    """Raise `PosEncError` for a length that is not positive, or longer than the table of a scheme."""
     if max_length < 1:
         raise PosEncError(f"max_length must be at least 1, got {max_length}")
     for scheme in schemes:
@@ -46,14 +38,7 @@ def check_max_length(schemes: Iterable[Scheme], max_length: int) -> None:
 
 
 def config_length(config: PreTrainedConfig) -> int:
-    """The longest input that a config names, in tokens.
-
-    Args:
-        config: The config of a supported model.
-
-    Returns:
-        The length; RoBERTa has 512 for `max_position_embeddings` of 514.
-    """
+    """The longest input that a config names, in tokens: 512 for RoBERTa's `max_position_embeddings` of 514."""
     architecture = find_architecture(config)
     assert architecture is not None
     first_row = architecture.first_row(config) if architecture.table else 0
@@ -65,11 +50,6 @@ def set_config_length(config: PreTrainedConfig, max_length: int, uses_stock_tabl
 
     The field stays as it is where it decides what the model computes: the size of a position table that is kept, or the
     angles of a scaled rotation.
-
-    Args:
-        config: A variant's config.
-        max_length: The longest input, in tokens.
-        uses_stock_table: Whether the architecture's own position table stays.
     """
     architecture = find_architecture(config)
     assert architecture is not None
@@ -83,12 +63,9 @@ def set_config_length(config: PreTrainedConfig, max_length: int, uses_stock_tabl
 
 
 def write_max_length(directory: Path, max_length: int, lower: bool) -> None:
-    """Write the length to the files of a tokenizer and of sentence-transformers, where they have one.
+    """Write the length to the files of a tokenizer and of sentence-transformers, where they have a smaller one.
 
-    Args:
-        directory: The variant's directory.
-        max_length: The longest input, in tokens.
-        lower: Whether a larger number is replaced too.
+    With `lower`, a larger one is replaced too.
     """
     for name, field in LENGTH_FIELDS.items():
         path = directory / name

@@ -13,15 +13,15 @@ from typing import Any
 
 import transformers
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import CONFIG_NAME, logging
+from transformers.utils import CONFIG_NAME
 
 from ..errors import PosEncError
 from ..patches import find_architecture
 from ..patches.compat import set_checkpoint_name
 from ..validation import check_json_limits, truncate_repr
 from .files import COMPANION_FILES, TOKENIZER_FILES
-from .inspection import POOLER, check_base_weights
-from .source import find_checkpoint, read_config, read_shards
+from .inspection import POOLER, check_base_weights, without_warnings
+from .source import find_checkpoint, merge_tensors, read_config, read_shards
 
 ADAPTER_CONFIG = "adapter_config.json"
 NESTED_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -50,7 +50,7 @@ def load_model(
     directory = find_checkpoint(source, revision)
     _check_files(directory)
     options |= {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
-    with _load_errors(source), _errors_only():
+    with _load_errors(source), without_warnings():
         model, info = getattr(transformers, auto_class).from_pretrained(directory, **options)
     if directory != Path(source).expanduser():  # a copy in the cache, which is not where it came from
         if "position_scheme" in options:
@@ -60,23 +60,23 @@ def load_model(
     return model.eval(), sorted(name for name in info["missing_keys"] if not name.startswith(POOLER))
 
 
+@contextmanager
+def eval_mode(model: PreTrainedModel) -> Iterator[None]:
+    """Put a model in eval mode inside the block, and back into the mode that it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 def load_tokenizer(source: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer of a checkpoint without running its code.
-
-    Args:
-        source: A checkpoint directory or a Hub id.
-        revision: Branch, tag or commit of a Hub id.
-
-    Returns:
-        The tokenizer, or None if the checkpoint has no tokenizer files.
-
-    Raises:
-        PosEncError: If the files are damaged or need code of the checkpoint's author.
-    """
+    """Load the tokenizer of a checkpoint without running its code; None if it has no tokenizer files."""
     directory = find_checkpoint(source, revision, patterns=(CONFIG_NAME, *COMPANION_FILES))
     if not any(path.is_file() for pattern in TOKENIZER_FILES for path in directory.glob(pattern)):
         return None
-    with _load_errors(f"the tokenizer of {source}"), _errors_only():
+    with _load_errors(f"the tokenizer of {source}"), without_warnings():
         for path in (directory / name for name in NESTED_FILES):
             if path.is_file():  # transformers reads them recursively
                 check_json_limits(json.loads(path.read_text(encoding="utf-8")), path.name, *TOKENIZER_LIMITS)
@@ -92,7 +92,7 @@ def _check_files(directory: Path) -> None:
             "save the result with save_pretrained"
         )
     if find_architecture(config) is not None:
-        check_base_weights(config, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
+        check_base_weights(config, merge_tensors(shards))
 
 
 @contextmanager
@@ -107,14 +107,3 @@ def _load_errors(name: str | Path) -> Iterator[None]:
         if "trust_remote_code" in message:
             message = "it needs code of its author, which is never run; use a checkpoint that transformers supports"
         raise PosEncError(f"Cannot load {name}: {truncate_repr(message, str)}") from error
-
-
-@contextmanager
-def _errors_only() -> Iterator[None]:
-    """Silence warnings of transformers: unused heads are expected, and callers report missing weights."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)

@@ -34,19 +34,10 @@ MAX_HOLDER_BYTES = 1000
 
 @contextmanager
 def lock_output(output: str | Path) -> Iterator[None]:
-    """Hold the lock of a file or directory that is about to be written. Creates the directory that it is in.
+    """Hold the lock of a file or directory that is about to be written. Creates its parent directory.
 
     Temporary files that a killed process has left there, see `write_text`, are deleted. Directories that were created
-    for the lock are removed at the end if they are empty.
-
-    Args:
-        output: The file or directory; it need not exist.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        PosEncError: If another process holds it, and which; or if no lock can be written there.
+    for the lock are removed at the end if they are empty. If another process holds the lock, the error names it.
     """
     created: list[Path] = []
     try:

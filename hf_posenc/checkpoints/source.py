@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ from ..validation import CONFIG_LIMITS, check_json_limits, check_model_sizes, tr
 from .files import COMPANION_FILES, WEIGHT_FILES, list_pickles
 
 MAX_JSON_BYTES = 64 * 2**20
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ADVICE = {
     401: "Log in with `hf auth login`, or set HF_TOKEN to a token from https://huggingface.co/settings/tokens.",
     403: "Use a token with permission for it, push to your own namespace, or open a pull request with --create-pr.",
@@ -174,9 +176,14 @@ def read_shards(directory: Path) -> tuple[Shard, ...]:
     return tuple(shards.values())
 
 
+def merge_tensors(shards: Iterable[Shard]) -> dict[str, torch.Tensor]:
+    """The tensors of all shards by name, on the meta device."""
+    return {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
+
+
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """A stock checkpoint to convert: its architecture is supported and all its shards are valid."""
+class Checkpoint:
+    """A checkpoint that was opened: its architecture is supported and all its shards are valid."""
 
     directory: Path
     config: PreTrainedConfig
@@ -186,7 +193,15 @@ class Source:
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, on the meta device."""
-        return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
+        return merge_tensors(self.shards)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The floating-point dtype of most parameters."""
+        sizes: Counter[torch.dtype] = Counter()
+        for tensor in self.tensors.values():
+            sizes[tensor.dtype] += tensor.numel()
+        return next((dtype for dtype, _ in sizes.most_common() if dtype in FLOAT_DTYPES), torch.float32)
 
 
 def find_checkpoint(
@@ -209,8 +224,8 @@ def find_checkpoint(
         raise PosEncError(f"{source} cannot be read: {error}") from error
 
 
-def open_source(source: str | Path, revision: str | None = None, token: str | bool | None = None) -> Source:
-    """Open a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
+def open_stock(source: str | Path, revision: str | None, token: str | bool | None) -> Checkpoint:
+    """Open a stock checkpoint, a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
     directory = find_checkpoint(source, revision, token)
     try:
         fields = read_config_fields(directory)
@@ -229,6 +244,6 @@ def open_source(source: str | Path, revision: str | None = None, token: str | bo
                 f"{source} uses relative positions of transformers 4. Load it with from_pretrained and save it with "
                 "save_pretrained, which makes it a 'shaw' variant"
             )
-        return Source(directory, config, ARCHITECTURES[model_type], read_shards(directory))
+        return Checkpoint(directory, config, ARCHITECTURES[model_type], read_shards(directory))
     except OSError as error:
         raise PosEncError(f"{source} cannot be read: {error}") from error

@@ -1,4 +1,7 @@
-"""Write the weights of a checkpoint that was made from another: shards that do not change are hard-linked."""
+"""Write the weights of a checkpoint that was made from another.
+
+Shards that do not change are hard-linked. Rotary features can be put into another order.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from ..errors import PosEncError
 from .source import Shard
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
+RotaryChange = Literal["interleaved_to_halves", "halves_to_interleaved"]
+"""Meta's LLaMA files and GPT-J rotate neighbouring features together, transformers mostly those half a head apart."""
 
 
 def write_shards(
@@ -81,3 +88,17 @@ def _rewrite(shard: Shard, target: Path, names: Mapping[str, str], transforms: M
         tensors[new] = tensor.contiguous()
     save_file(tensors, target, metadata=shard.metadata or None)
     return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def rotary_feature_order(change: RotaryChange, head_size: int, rotary_size: int) -> list[int]:
+    """For each feature of a head, its index before the change. A partial rotation moves the first `rotary_size`."""
+    if rotary_size % 2 or not 0 < rotary_size <= head_size:
+        raise PosEncError(f"Rotary features come in pairs: cannot reorder {rotary_size} of {head_size} features")
+    pairs = (-1, 2) if change == "interleaved_to_halves" else (2, -1)
+    order = torch.arange(rotary_size).view(pairs).T.flatten()
+    return [*order.tolist(), *range(rotary_size, head_size)]
+
+
+def reorder_rows(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """Reorder the rows of every head, for a weight or bias whose rows are the features of all heads."""
+    return tensor.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1).contiguous()

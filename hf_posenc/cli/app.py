@@ -1,4 +1,4 @@
-"""The Typer application that all commands are registered on, and what they share; and the command `schemes`."""
+"""The Typer application that all commands are registered on; options and output that they share; and `schemes`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import dataclasses
 import json
 import math
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import PosEncError
-from .flags import flags_of, name_flags
 
 if TYPE_CHECKING:
     from ..spec import PositionScheme
@@ -27,29 +24,9 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
 
 
-@contextmanager
-def exit_on_user_error(context: typer.Context | None = None) -> Iterator[None]:
-    """Print the message of a `PosEncError`, or of a file that cannot be used, with the flag at fault, and exit with 2.
-
-    Other exceptions are bugs and keep their traceback.
-
-    Args:
-        context: The running command, whose flags messages name.
-    """
-    try:
-        yield
-    except (PosEncError, OSError) as error:
-        message = name_flags(str(error), *flags_of(context))
-        typer.secho(f"error: {message}", err=True, fg=typer.colors.RED)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.secho("interrupted: no partial output was left behind", err=True)
-        raise typer.Exit(1) from None
-
-
-def echo_json(value: object, indent: int | None = 1) -> None:
+def echo_json(value: object) -> None:
     """Print a value as JSON; NaN and infinities, which JSON does not have, become null."""
-    typer.echo(json.dumps(_finite(value), default=str, indent=indent, allow_nan=False))
+    typer.echo(json.dumps(_finite(value), default=str, indent=1, allow_nan=False))
 
 
 def _finite(value: object) -> object:

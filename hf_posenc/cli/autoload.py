@@ -10,7 +10,8 @@ from pathlib import Path
 import typer
 
 from ..errors import PosEncError
-from .app import app, exit_on_user_error
+from .app import app
+from .messages import exit_on_user_error
 
 HOOK_FILE, PATH_FILE = "hf_posenc_autoload.py", "hf_posenc_autoload.pth"
 HOOK_SOURCE = Path(__file__).with_name("autoload_hook.py")
@@ -50,17 +51,7 @@ def _site_directories() -> list[Path]:
 
 
 def install_hook(directories: list[Path]) -> Path:
-    """Write the hook to the first directory that can be written to.
-
-    Args:
-        directories: Directories whose .pth files Python reads at its start.
-
-    Returns:
-        The directory.
-
-    Raises:
-        PosEncError: If none of them can be written to.
-    """
+    """Write the hook to the first directory that can be written to, and return it."""
     for directory in directories:
         if directory.is_dir() and os.access(directory, os.W_OK):
             (directory / HOOK_FILE).write_text(HOOK_SOURCE.read_text(encoding="utf-8"), encoding="utf-8")
@@ -73,14 +64,7 @@ def install_hook(directories: list[Path]) -> Path:
 
 
 def remove_hook(directories: list[Path]) -> list[Path]:
-    """Remove the hook.
-
-    Args:
-        directories: Where it may be.
-
-    Returns:
-        Where it was.
-    """
+    """Remove the hook, and return the directories that had it."""
     removed = []
     for directory in directories:
         files = [directory / name for name in (PATH_FILE, HOOK_FILE) if (directory / name).exists()]

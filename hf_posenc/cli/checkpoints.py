@@ -10,8 +10,8 @@ import typer
 from typer import Argument, Option
 
 from ..errors import PosEncError
-from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
-from .waiting import announce_wait
+from .app import Json, app, echo_json, parse_scheme_option
+from .messages import announce_wait, exit_on_user_error
 
 
 @app.command()

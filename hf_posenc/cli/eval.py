@@ -11,8 +11,8 @@ import typer
 from typer import Argument, Option
 
 from ..errors import PosEncError
-from .app import Json, app, echo_json, exit_on_user_error
-from .waiting import announce_wait
+from .app import Json, app, echo_json
+from .messages import announce_wait, exit_on_user_error
 
 COMMAND_LINE_ONLY = ("results", "csv", "plots", "save_length_curve", "as_json")
 
@@ -72,8 +72,8 @@ def evaluate(
     """
     label = f"Evaluating {len(models)} model{'s' * (len(models) > 1)} on {data}"
     with exit_on_user_error(context), announce_wait(label), contextlib.ExitStack() as locks:
-        from ..checkpoints import lock_output
-        from ..evaluation import METRICS, check_writable
+        from ..checkpoints import check_writable, lock_output
+        from ..evaluation import METRICS
         from ..evaluation import evaluate as run
         from ..plots.evaluation import save_evaluation_figures
         from ..plots.style import new_figure

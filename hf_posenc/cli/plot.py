@@ -12,8 +12,8 @@ import typer
 from typer import Argument, Option
 
 from ..errors import PosEncError
-from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
-from .waiting import announce_wait
+from .app import Json, app, echo_json, parse_scheme_option
+from .messages import announce_wait, exit_on_user_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,19 +93,14 @@ def plot(
 
         if out is not None:
             plots.style.check_figure_path(out)
-        schemes = [(name, parse_scheme_option(name)) for name in scheme or []]
         models: list[tuple[str, Build]]
         if model is None:
             sizes: dict[str, Any] = {"hidden_size": hidden_size, "num_heads": num_heads, "num_layers": layer + 1}
             sizes |= {"max_positions": max(length or 0, 512), "causal": not encoder}
-            models = [(name, partial(analysis.build_model, spec, **sizes)) for name, spec in schemes]
+            build = partial(analysis.build_model, **sizes)
+            models = [(name, partial(build, parse_scheme_option(name))) for name in scheme or []]
         else:
-            base = Path(model).name
-            models = [(f"{base}: {name}", partial(analysis.load_model, model, spec)) for name, spec in schemes]
-            if (KINDS[kind].max_models > 1 and KINDS[kind].with_original) or not schemes:
-                models.insert(0, (base, partial(analysis.load_model, model)))
-            if compare is not None:
-                models.append((Path(compare).name, partial(analysis.load_model, compare)))
+            models = _list_models(KINDS[kind], model, scheme or [], compare)
         if not 0 < len(models) <= KINDS[kind].max_models:
             limit = f"{kind} shows at most {KINDS[kind].max_models}" if models else "give --scheme or --model"
             raise PosEncError(f"--scheme, --model and --compare name {len(models)} models to plot: {limit}")
@@ -119,6 +114,21 @@ def plot(
         echo_json({"kind": kind, "results": [_to_json(result) for result in results]})
     else:
         typer.echo("\n".join([*map(str, results), f"Wrote {out}"]))
+
+
+def _list_models(kind: Kind, model: str, schemes: list[str], compare: str | None) -> list[tuple[str, Build]]:
+    """A checkpoint as it is, with each of the schemes instead, and a second checkpoint."""
+    from ..analysis import load_model
+
+    name = Path(model).name
+    models: list[tuple[str, Build]] = []
+    if not schemes or (kind.with_original and kind.max_models > 1):
+        models.append((name, partial(load_model, model)))
+    for scheme in schemes:
+        models.append((f"{name}: {scheme}", partial(load_model, model, parse_scheme_option(scheme))))
+    if compare is not None:
+        models.append((Path(compare).name, partial(load_model, compare)))
+    return models
 
 
 def _measure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import json
 import sys
 from importlib.util import find_spec
@@ -16,8 +17,8 @@ from typer import Option
 
 from ..errors import PosEncError, install_command
 from ..validation import MAX_YAML_LENGTH, load_yaml
-from .app import Json, app, echo_json, exit_on_user_error, parse_scheme_option
-from .waiting import announce_wait
+from .app import Json, app, echo_json, parse_scheme_option
+from .messages import announce_wait, exit_on_user_error
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -35,6 +36,7 @@ DEFAULT_ARGUMENTS = {
 """Where our defaults differ from those of TrainingArguments. The learning rate depends on the model's width."""
 COMMAND_LINE_ONLY = ("config", "restart", "as_json")
 RECIPE_OPTIONS = ("reorder_heads", "fold_rotation", "match_biases", "teacher", "fit_ratio")
+ByRecipe = functools.partial(Option, show_default="set by --recipe")
 _CONFIG_EXTRAS = "hf_posenc.train.extras"
 
 
@@ -107,9 +109,7 @@ def train(
             show_default="recommended",
         ),
     ] = None,
-    teacher: Annotated[
-        bool | None, Option(help="Distill from the stock model.", show_default="set by --recipe")
-    ] = None,
+    teacher: Annotated[bool | None, ByRecipe(help="Distill from the stock model.")] = None,
     teacher_model: Annotated[
         str | None, Option(help="Another checkpoint to distill from.", show_default="--model")
     ] = None,
@@ -117,37 +117,24 @@ def train(
         bool | None, Option("--cache-teacher", help="Run the teacher only in the first pass; store its predictions.")
     ] = None,
     reorder_heads: Annotated[
-        bool | None,
-        Option(help="Reorder heads so that each gets the bias that suits it best.", show_default="set by --recipe"),
+        bool | None, ByRecipe(help="Reorder heads so that each gets the bias that suits it best.")
     ] = None,
     fold_rotation: Annotated[
-        bool | None,
-        Option(help="Fold the mean of a dropped rotation into the query weights.", show_default="set by --recipe"),
+        bool | None, ByRecipe(help="Fold the mean of a dropped rotation into the query weights.")
     ] = None,
-    match_biases: Annotated[
-        bool | None, Option(help="Initialize biases from the stock model's attention.", show_default="set by --recipe")
-    ] = None,
-    fit_ratio: Annotated[
-        float | None,
-        Option(help="Fraction of the training tokens to fit attention on.", show_default="set by --recipe"),
-    ] = None,
-    kl_loss_weight: Annotated[
-        float | None, Option(help="Weight of the loss on the teacher's predictions.", show_default="set by --recipe")
-    ] = None,
+    match_biases: Annotated[bool | None, ByRecipe(help="Initialize biases from the stock model's attention.")] = None,
+    fit_ratio: Annotated[float | None, ByRecipe(help="Fraction of the training tokens to fit attention on.")] = None,
+    kl_loss_weight: Annotated[float | None, ByRecipe(help="Weight of the loss on the teacher's predictions.")] = None,
     hidden_loss_weight: Annotated[
-        float | None, Option(help="Weight of the loss on the teacher's hidden states.", show_default="set by --recipe")
+        float | None, ByRecipe(help="Weight of the loss on the teacher's hidden states.")
     ] = None,
-    label_loss_weight: Annotated[
-        float | None, Option(help="Weight of the loss on the text itself.", show_default="set by --recipe")
-    ] = None,
+    label_loss_weight: Annotated[float | None, ByRecipe(help="Weight of the loss on the text itself.")] = None,
     trainable: Annotated[
         str | None,
         Option(help="all, positions (scheme parameters only) or lora (those and adapters).", show_default="all"),
     ] = None,
     lora_rank: Annotated[int | None, Option(min=1, help="Rank of the LoRA adapters.", show_default="16")] = None,
-    position_learning_rate: Annotated[
-        float | None, Option(help="Learning rate of the scheme's parameters.", show_default="set by --recipe")
-    ] = None,
+    position_learning_rate: Annotated[float | None, ByRecipe(help="Learning rate of the scheme's parameters.")] = None,
     task: Annotated[
         str | None,
         Option(
@@ -315,7 +302,7 @@ def _describe(directory: Path, request: TrainRequest) -> str:
     from ..training import format_recovery, infer_objective, load_config
 
     objective = infer_objective(load_config(request), request.task)
-    return format_recovery(read_json_object(directory / RECOVERY_FILE), directory, objective.value)
+    return format_recovery(read_json_object(directory / RECOVERY_FILE), directory, objective)
 
 
 def _summary(directory: Path, pushed: PushResult | None) -> dict[str, object]:

@@ -22,21 +22,16 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from ..checkpoints import load_model, load_tokenizer, read_config
+from ..checkpoints import eval_mode, load_model, load_tokenizer, read_config
 from ..errors import PosEncError, SequenceLengthError
 from ..patches import ARCHITECTURES, find_architecture, find_auto_class
 from .data import SpecialTokens, Windows
 from .results import EvaluationStopped
-from .settings import EvaluationSettings, ProcessGroup
+from .settings import AUTO_CLASSES, EvaluationSettings, ProcessGroup
 
 T = TypeVar("T")
 ModelSource: TypeAlias = str | Path | PreTrainedModel
 Models: TypeAlias = ModelSource | Sequence[ModelSource] | Mapping[str, ModelSource]
-AUTO_CLASSES = {
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-    "feature-extraction": "AutoModel",
-}
 TOKENS_PER_CHUNK = 1024
 """Tokens whose logits are computed at once: those of a whole batch may not fit in memory."""
 UNRELATED_FIELDS = ("_name_or_path", "transformers_version")
@@ -76,11 +71,8 @@ class Candidate:
                 f"The text contains token id {largest}, but {self.name} has a vocabulary of {vocab_size}: does the "
                 "tokenizer belong to this model?"
             )
-        was_training = model.training
-        try:
-            yield EvaluatedModel(self.name, model.eval(), tokenizer, self.task, token_ids, settings, group)
-        finally:
-            model.train(was_training)
+        with eval_mode(model):
+            yield EvaluatedModel(self.name, model, tokenizer, self.task, token_ids, settings, group)
 
     def _load_tokenizer(self) -> PreTrainedTokenizerBase | None:
         if isinstance(self.source, str):

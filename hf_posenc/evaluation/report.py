@@ -7,13 +7,13 @@ import dataclasses
 import io
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import torch
 
-from ..checkpoints import LENGTH_CURVE_FILE, temporary_name, write_text
+from ..checkpoints import LENGTH_CURVE_FILE, write_text
 from ..errors import PosEncError
 from .results import (
     METRICS,
@@ -135,9 +135,7 @@ class EvaluationReport:
         lengths = sorted({result.length for result in self.perplexity})
         cells = {
             (result.model, result.length): _cell(result, result.perplexity, notes)
-            for length in lengths
-            for result in self.perplexity
-            if result.length == length
+            for result in sorted(self.perplexity, key=attrgetter("length"))
         }
         ratios, baseline = self.relative_perplexity(), self.models[0]
         compared = [model for model in self.models if any(name == model for name, _ in ratios)]
@@ -155,25 +153,6 @@ class EvaluationReport:
         if compared:
             tables.append(_render_fitting(f"Perplexity divided by that of {baseline}", ratio_rows))
         return "\n\n".join(tables)
-
-
-def check_writable(path: str | Path) -> Path:
-    """Create the parent directory of a file, and fail early if the file cannot be written.
-
-    The file itself is not created: if the process were killed, it would be left empty.
-    """
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            path.open("a", encoding="utf-8").close()
-        else:
-            temporary = path.with_name(temporary_name(path.name, os.getpid()))
-            temporary.touch()
-            temporary.unlink()
-    except OSError as error:
-        raise PosEncError(f"Cannot write {path}: {error}") from error
-    return path
 
 
 def _csv_rows(metric: str, result: Result) -> Iterator[dict[str, object]]:

@@ -12,12 +12,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..checkpoints import load_tokenizer, lock_output, write_text
+from ..checkpoints import check_writable, load_tokenizer, lock_output, write_text
 from ..errors import PosEncError
 from .data import TextData, load_token_ids, text_hash
 from .metrics import evaluate_order, evaluate_passkey, evaluate_perplexity, evaluate_similarity
 from .models import EvaluatedModel, Models, ModelSource, list_candidates
-from .report import EvaluationReport, check_writable
+from .report import EvaluationReport
 from .results import METRICS, EvaluationStopped, Result, Stopped, from_json
 from .settings import DEFAULT_LENGTHS, EvaluationSettings, ProcessGroup, resolve_lengths
 
@@ -144,9 +144,7 @@ class ResultStore:
     The file is locked until `stack` is closed.
     """
 
-    def __init__(
-        self, path: Path | None, group: ProcessGroup, stack: contextlib.ExitStack, restart: bool = False
-    ) -> None:
+    def __init__(self, path: Path | None, group: ProcessGroup, stack: contextlib.ExitStack, restart: bool) -> None:
         if path is not None and path.is_dir():
             raise PosEncError(f"{path} is a directory: name a file for the results, such as {path / 'eval.json'}")
         self.path = path

@@ -19,7 +19,12 @@ T = TypeVar("T")
 DEFAULT_LENGTHS = ("0.5x", "1x", "2x", "4x")
 MIN_LENGTH = 2
 DTYPES = ("float32", "bfloat16", "float16")
-TASKS = ("causal-lm", "masked-lm", "feature-extraction")
+AUTO_CLASSES = {
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "feature-extraction": "AutoModel",
+}
+"""The Auto class of each task."""
 SHARED_SETTINGS = ("confidence", "seed", "dtype", "max_tokens", "task")
 METRIC_SETTINGS = {
     "perplexity": ("stride", "mlm_probability", "position_bins"),
@@ -77,7 +82,7 @@ class EvaluationSettings:
             raise PosEncError(
                 f"shuffle_blocks must be at least 2 tokens, or None for whole windows, got {self.shuffle_blocks}"
             )
-        for name, choices in (("dtype", DTYPES), ("task", TASKS)):
+        for name, choices in (("dtype", DTYPES), ("task", tuple(AUTO_CLASSES))):
             if getattr(self, name) not in (None, *choices):
                 raise PosEncError(f"Unknown {name} {getattr(self, name)!r}; expected one of {choices}")
 
@@ -137,7 +142,7 @@ class ProcessGroup:
     progress: bool = True
 
     @classmethod
-    def initialize(cls, device: str | None = None, progress: bool = True) -> ProcessGroup:
+    def initialize(cls, device: str | None, progress: bool) -> ProcessGroup:
         """Join the other processes, if there are any, and choose the device."""
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if world_size == 1:

@@ -109,50 +109,30 @@ def push_directory(
     if not directory.is_dir():
         raise PosEncError(f"{directory} is not a directory; expected one that contains a variant")
     with lock_output(directory):  # the card and the shim for remote code are written into it
-        return _push(directory, repo_id, private, revision, message, create_pr, base_model, force, token)
-
-
-def _push(
-    directory: Path,
-    repo_id: str,
-    private: bool | None,
-    revision: str | None,
-    message: str | None,
-    create_pr: bool,
-    base_model: str | None,
-    force: bool,
-    token: str | bool | None,
-) -> PushResult:
-    config = _read_variant(directory)
-    scheme = " + ".join(spec.name for spec in config.position_specs)
-    message = message or f"Upload variant with position scheme {scheme}"
-    if base_model is not None and not is_hub_id(base_model):
-        raise PosEncError(f"base_model must be a Hub id such as openai-community/gpt2, got {base_model!r}")
-    companions = Companions.read(directory)
-    local_card = read_card(directory / CARD_FILE)
-    with translate_hub_errors(repo_id):
-        repo_id = HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True).repo_id
-        branch = Branch.open(repo_id, revision, token, create_pr)
-        _check_overwrite(branch, private, force)
-        remote_card = branch.read_card()
-    write_remote_code_module(type(config), directory)
-    card: Literal["generated", "local", "remote"] = "generated"
-    if not is_replaceable(local_card):
-        card = "local"
-    elif not is_replaceable(remote_card):
-        card = "remote"
-    else:
-        write_card(directory, config, repo_id, (remote_card, local_card), base_model, revision)
-    names = [CONFIG_NAME, f"{REMOTE_CODE_MODULE}.py", *(shard.path.name for shard in read_shards(directory))]
-    names += [] if SAFE_WEIGHTS_NAME in names else [SAFE_WEIGHTS_INDEX_NAME]
-    names += [] if card == "remote" else [CARD_FILE]
-    files: dict[str, Path | bytes] = {**{name: directory / name for name in names}, **companions.files}
-    fields = read_config_fields(directory)
-    removed = [f"{field} in {CONFIG_NAME}" for field in remove_code_fields(fields)]
-    if removed:
-        files[CONFIG_NAME] = to_json_bytes(fields)
-    with translate_hub_errors(repo_id):
-        commit = branch.commit(files, message, create_pr=create_pr)
+        config = _read_variant(directory)
+        if base_model is not None and not is_hub_id(base_model):
+            raise PosEncError(f"base_model must be a Hub id such as openai-community/gpt2, got {base_model!r}")
+        companions = Companions.read(directory)
+        local_card = read_card(directory / CARD_FILE)
+        with translate_hub_errors(repo_id):
+            repo_id = HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True).repo_id
+            branch = Branch.open(repo_id, revision, token, create_pr)
+            _check_overwrite(branch, private, force)
+            remote_card = branch.read_card()
+        write_remote_code_module(type(config), directory)
+        card: Literal["generated", "local", "remote"] = "generated"
+        if not is_replaceable(local_card):
+            card = "local"
+        elif not is_replaceable(remote_card):
+            card = "remote"
+        else:
+            write_card(directory, config, repo_id, (remote_card, local_card), base_model, revision)
+        files, removed = _list_files(directory, with_card=card != "remote")
+        files |= companions.files
+        scheme = " + ".join(spec.name for spec in config.position_specs)
+        with translate_hub_errors(repo_id):
+            message = message or f"Upload variant with position scheme {scheme}"
+            commit = branch.commit(files, message, create_pr=create_pr)
     return PushResult(
         repo_id=repo_id,
         revision=commit.pr_revision or revision or "main",
@@ -164,6 +144,19 @@ def _push(
         left_out=(*removed, *companions.left_out),
         pull_request=commit.pr_url,
     )
+
+
+def _list_files(directory: Path, with_card: bool) -> tuple[dict[str, Path | bytes], list[str]]:
+    """The files of the variant itself, and the fields that were removed from its config because they name code."""
+    names = [CONFIG_NAME, f"{REMOTE_CODE_MODULE}.py", *(shard.path.name for shard in read_shards(directory))]
+    names += [] if SAFE_WEIGHTS_NAME in names else [SAFE_WEIGHTS_INDEX_NAME]
+    names += [CARD_FILE] if with_card else []
+    files: dict[str, Path | bytes] = {name: directory / name for name in names}
+    fields = read_config_fields(directory)
+    removed = [f"{field} in {CONFIG_NAME}" for field in remove_code_fields(fields)]
+    if removed:
+        files[CONFIG_NAME] = to_json_bytes(fields)
+    return files, removed
 
 
 def upload_saved_model(

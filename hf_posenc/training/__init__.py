@@ -1,12 +1,10 @@
 """Recover a model's quality after its position encoding has changed: warm start, distillation, training runs."""
 
-from .argument_checks import check_hub_arguments, check_numbers
-from .arguments import Recipe, TrainRequest, parse_train_length, resolve_fit_ratio, rows_per_step
+from .arguments import TrainRequest, check_hub_arguments, check_numbers, parse_train_length, rows_per_step
 from .budget import budget_arguments, default_learning_rate
-from .checkpoint_start import ClosedFormStart
 from .closed_form import closed_form_start
 from .data import generate_text
-from .distillation import LossWeights, Teacher, TeacherOutput, record_hidden_states, transformer_layers
+from .distillation import LossWeights, TeacherOutput, record_hidden_states, transformer_layers
 from .factories import load_config
 from .objectives import infer_objective
 from .optimizer import parameter_groups, train_positions_only
@@ -17,9 +15,11 @@ from .position_collators import (
     DataCollatorWithSHAPE,
     PositionEpochCallback,
 )
-from .recipes import RECIPES, get_recipe
+from .recipes import RECIPES, Recipe, get_recipe, resolve_fit_ratio
 from .report import format_recovery
 from .run import train
+from .stock_start import ClosedFormStart
+from .teacher import Teacher
 from .teacher_cache import TeacherCache
 from .trainer import RecoveryTrainer
 from .warm_start import FitResult, absorb_table_mean, fit

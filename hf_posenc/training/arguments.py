@@ -1,4 +1,7 @@
-"""What a training run is asked to do: the request, its recipe, and the stages of its training."""
+"""What a training run is asked to do: the request and the stages of its training.
+
+transformers' `TrainingArguments` that a run cannot honor are refused, with what to do instead.
+"""
 
 from __future__ import annotations
 
@@ -10,90 +13,36 @@ from typing import Literal, NamedTuple, get_args
 from transformers import TrainingArguments
 
 from ..errors import PosEncError
-from ..patches import Architecture
-from ..schemes import Kind
-from ..spec import PositionScheme, parse_position_scheme
-from .distillation import LossWeights
+from ..spec import PositionScheme
 from .position_collators import PositionSampling
+from .recipes import RECOMMENDED, Recipe
 
 Trainable = Literal["all", "positions", "lora"]
 SELF_GENERATED = "self"
 """The value of `data` for text sampled from the model itself."""
-DEFAULT_FIT_RATIO = 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """The steps of a training run, in order.
-
-    Attributes:
-        absorb_table_mean: Keep the mean of a dropped position table, in architectures with an embedding to hold it.
-        reorder_heads: Give each bias the head that suits it best, see `closed_form_start`.
-        fold_rotation: Keep the mean of a dropped rotation, in the query weights.
-        match_biases: Start biases by distance from how much the stock model attends to each distance.
-        fit_ratio: Tokens to fit attention on before training, as a fraction of the training tokens. None: a tenth
-            where fitting helps, see `resolve_fit_ratio`.
-        teacher: Distill from the stock model instead of learning from the text alone.
-        loss_weights: Weights of the terms of the distillation loss.
-        hidden_loss_until: Fraction of the training over which the hidden-state loss fades to zero. Hidden states
-            speed up the start, but a model with a new encoding need not reproduce them to the end.
-        position_lr_multiplier: Learning rate of the scheme's parameters, relative to all others. They start
-            untrained, and most are biases that need larger steps than weights inside matrix products.
-        scheme: The new position scheme of a stock model if the request names none.
-
-    Raises:
-        PosEncError: If a value is out of range.
-    """
-
-    absorb_table_mean: bool = True
-    reorder_heads: bool = True
-    fold_rotation: bool = True
-    match_biases: bool = True
-    fit_ratio: float | None = None
-    teacher: bool = True
-    loss_weights: LossWeights = LossWeights()
-    hidden_loss_until: float = 1.0
-    position_lr_multiplier: float = 20.0
-    scheme: PositionScheme | None = None
-
-    def __post_init__(self) -> None:
-        if self.fit_ratio is not None and not 0 <= self.fit_ratio <= 1:
-            raise PosEncError(f"fit_ratio (--fit-ratio) must be between 0 and 1, got {self.fit_ratio!r}")
-        if not (self.hidden_loss_until >= 0 and self.position_lr_multiplier > 0):
-            raise PosEncError(f"hidden_loss_until must be at least 0 and position_lr_multiplier above 0, got {self}")
-
-    @property
-    def starts_from_stock_model(self) -> bool:
-        """Whether anything happens before the training."""
-        pieces = (self.absorb_table_mean, self.reorder_heads, self.fold_rotation, self.match_biases)
-        return any(pieces) or self.fit_ratio != 0
-
-
-RECOMMENDED = Recipe()
-NAIVE = Recipe(
-    absorb_table_mean=False,
-    reorder_heads=False,
-    fold_rotation=False,
-    match_biases=False,
-    fit_ratio=0.0,
-    teacher=False,
-    position_lr_multiplier=1.0,
+POSITIVE_ARGUMENTS = (
+    *("gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size"),
+    *("logging_steps", "save_steps", "eval_steps"),
 )
-"""The baseline: change the encoding and fine-tune on text."""
-
-
-def resolve_fit_ratio(recipe: Recipe, architecture: Architecture, scheme: PositionScheme) -> float:
-    """The recipe's fit ratio, or the default where fitting helps.
-
-    It helps to replace a rotation, which acts in attention alone. A position table acts on the whole model: a rotation
-    or a content-dependent term can take over its effect on attention, but a distance bias cannot do enough of it, and
-    another table has no need to.
-    """
-    if recipe.fit_ratio is not None:
-        return recipe.fit_ratio
-    kinds = {spec.scheme.kind for spec in parse_position_scheme(scheme)}
-    replaces_table = bool(kinds & {Kind.ROTATION, Kind.CONTENT}) and Kind.INPUT not in kinds
-    return DEFAULT_FIT_RATIO if architecture.rotary or replaces_table else 0.0
+WITHOUT_EFFECT = {
+    "resume_from_checkpoint": "a run resumes from its last checkpoint by itself: rerun the same command. To train "
+    "another checkpoint, pass it as --model",
+    "do_predict": "training makes no predictions: run `hf-posenc eval` on the result",
+    "save_only_model": "a run can only resume from a checkpoint with its optimizer: leave it out, or pass "
+    "--save-strategy no to save the result only",
+    "batch_eval_metrics": "the metrics of the evaluation are fixed: leave it out",
+    "include_for_metrics": "the metrics of the evaluation are fixed: leave it out",
+    "use_liger_kernel": "Liger's kernels replace stock models only: leave it out",
+    "liger_kernel_config": "Liger's kernels replace stock models only: leave it out",
+    "push_to_hub": "only the command line pushes: call hf_posenc.hub.push_directory on the result",
+}
+"""Fields that change nothing in any run, with the way out."""
+EVALUATION_FIELDS = ("eval_strategy", "do_eval", "eval_on_start", "load_best_model_at_end")
+"""Fields that need data to evaluate on. The first implies the second."""
+HUB_FIELDS = ("hub_model_id", "hub_private_repo", "hub_revision")
+"""Fields that need `push_to_hub`."""
+HUB_STRATEGIES = ("every_save", "end")
+"""The default, and what is done: the result is pushed once, at the end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,3 +167,57 @@ def is_sharded(arguments: TrainingArguments) -> bool:
 
     by_launcher = any(parse_flag_from_env(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
     return bool(by_launcher or arguments.fsdp or arguments.deepspeed)
+
+
+def check_numbers(arguments: TrainingArguments) -> None:
+    """Raise PosEncError for numbers that no training can have."""
+    for name in POSITIVE_ARGUMENTS:
+        value = getattr(arguments, name, None)
+        if value is not None and not 0 < value < math.inf:
+            raise PosEncError(f"--{name.replace('_', '-')} must be above 0, got {value!r}")
+    if arguments.max_steps <= 0 and not 0 < arguments.num_train_epochs < math.inf:
+        raise PosEncError(f"--num-train-epochs must be above 0, got {arguments.num_train_epochs!r}")
+    if not 0 <= arguments.learning_rate < math.inf:
+        raise PosEncError(f"--learning-rate must be a number that is at least 0, got {arguments.learning_rate!r}")
+
+
+def check_training_arguments(request: TrainRequest, arguments: TrainingArguments, stages: list[Stage]) -> None:
+    """Raise PosEncError for training arguments that have no effect in this run."""
+    for name, way_out in WITHOUT_EFFECT.items():
+        if _is_set(arguments, name):
+            raise _no_effect(name, way_out)
+    for name in EVALUATION_FIELDS if request.eval_data is None else ():
+        if _is_set(arguments, name):
+            raise _no_effect(name, "there is nothing to evaluate on: pass --eval-data")
+    strategy = getattr(arguments, "train_sampling_strategy", None)
+    if len(stages) > 1 and strategy != "sequential" and _is_set(arguments, "train_sampling_strategy"):
+        raise _no_effect("train_sampling_strategy", "rows are shuffled within each stage: leave it out")
+    if request.recipe.teacher and _is_set(arguments, "average_tokens_across_devices"):
+        raise _no_effect("average_tokens_across_devices", "the distillation loss always does: leave it out")
+
+
+def check_hub_arguments(arguments: TrainingArguments) -> None:
+    """Raise PosEncError for arguments about the Hub that have no effect on the command line."""
+    if not arguments.push_to_hub:
+        for name in HUB_FIELDS:
+            if _is_set(arguments, name):
+                raise _no_effect(name, "nothing is pushed: pass --push-to-hub")
+        return
+    if str(getattr(arguments.hub_strategy, "value", arguments.hub_strategy)) not in HUB_STRATEGIES:
+        raise _no_effect("hub_strategy", "the result is pushed once, at the end: leave it out")
+    if arguments.hub_always_push:
+        raise _no_effect("hub_always_push", "the result is pushed once, at the end: leave it out")
+
+
+def _is_set(arguments: TrainingArguments, name: str) -> bool:
+    """Whether an argument differs from its default; False if this release of transformers does not have it."""
+    field = next((field for field in dataclasses.fields(arguments) if field.name == name), None)
+    if field is None:
+        return False
+    factory = field.default_factory
+    default = field.default if factory is dataclasses.MISSING else factory()
+    return getattr(arguments, name) not in (None, default)
+
+
+def _no_effect(name: str, way_out: str) -> PosEncError:
+    return PosEncError(f"--{name.replace('_', '-')} has no effect here: {way_out}")

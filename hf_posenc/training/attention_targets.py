@@ -30,10 +30,10 @@ class LayerTarget(NamedTuple):
 
     layer: int
     content_BNE: torch.Tensor
-    """The hidden states that enter the layer, without what a position table that the variant drops has added."""
+    """The hidden states that enter the layer, minus the contribution of a position table that the variant drops."""
     mask: torch.Tensor | None
     log_weights: torch.Tensor
-    """The logarithm of its attention weights, (B, H, N, N), or one more key for the architecture's sinks."""
+    """The log attention weights, (B, H, N, N); architectures with sinks have one more key."""
 
 
 class StockAttention:
@@ -91,7 +91,7 @@ class StockAttention:
         mask: torch.Tensor | None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The logarithm of an attention layer's weights for given hidden states, (B, H, N, N).
+        """The log attention weights of a layer for given hidden states, (B, H, N, N).
 
         Architectures with sinks have one more key.
 
@@ -170,7 +170,7 @@ def check_input_ids(input_ids: torch.Tensor) -> None:
 
 
 def drops_table(base: PreTrainedModel) -> bool:
-    """Whether a variant does without its architecture's position table."""
+    """Whether a variant drops its architecture's position table."""
     return base.architecture.table is not None and not any(s.uses_stock_table() for s in base.position_scheme)
 
 

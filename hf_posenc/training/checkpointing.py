@@ -41,7 +41,7 @@ logger = logging.get_logger(__name__)
 STAGING_DIRECTORY = ".unfinished"
 OPTIMIZER_FILE, SCHEDULER_FILE, SCALER_FILE = "optimizer.safetensors", "scheduler.safetensors", "scaler.safetensors"
 TRAINABLE_FILE = "trainable.safetensors"
-"""The parameters that are trained next to frozen ones. The model's file has the adapters merged into its weights."""
+"""The trainable parameters of a model with adapters, which are merged into the weights in the model's own file."""
 GATHERED = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True)
 """Gather the state of a model that FSDP2 has sharded; all processes must do so."""
 

@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..attention import LayerSchemes
-from ..checkpoints import is_scheme_parameter
+from ..checkpoints import eval_mode, is_scheme_parameter
 from ..patches import HeadLayout, PosEncAttention, find_head_layout
 from ..schemes import DistanceBias, Kind, Positions
 from ..schemes.functional import distance_buckets
 from .attention_targets import LayerTarget, StockAttention, check_input_ids, paired_bases
 from .head_matching import bias_divergence, match_fixed, match_shared
+from .optimizer import minimize
 
 logger = logging.get_logger(__name__)
 HeadOrders = list[dict[int, torch.Tensor]]
@@ -67,18 +68,14 @@ def closed_form_start(
         >>> hf_posenc.fit(stock_model, variant, input_ids, projections=True, head_orders=head_orders)
     """
     check_input_ids(input_ids)
-    was_training = variant.training
-    variant.eval()
     head_orders: HeadOrders = []
-    try:
+    with eval_mode(variant):
         for stock_base, base in paired_bases(stock_model, variant):
             start = _ClosedForm(StockAttention(stock_base, base), input_ids.to(base.device))
             start.visit_layers(fold_rotation)
             head_orders.append(start.reorder_heads() if reorder_heads else {})
             if match_biases:
                 start.match_biases()
-    finally:
-        variant.train(was_training)
     return head_orders
 
 
@@ -203,22 +200,9 @@ class _ClosedForm:
         with torch.enable_grad():  # without gradients, schemes prepare biases from their present parameters
             positions = self.stock_attention.variant_positions(self.input_ids[:1])
         layers = [layer for layer in self.targets if self._bias(layer, positions) is not None]
-        if not layers or not parameters:
-            return
-        required = [parameter.requires_grad for parameter in parameters]
-        optimizer = torch.optim.Adam(parameters, FIT_LEARNING_RATE)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, FIT_STEPS)
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        for _ in range(FIT_STEPS):
-            optimizer.zero_grad()
-            with torch.enable_grad():
-                self._bias_loss(layers, positions).backward()
-            optimizer.step()
-            scheduler.step()
-        for parameter, requires_grad in zip(parameters, required, strict=True):
-            parameter.requires_grad_(requires_grad)
-            parameter.grad = None
+        if layers and parameters:
+            groups = [{"params": parameters, "lr": FIT_LEARNING_RATE}]
+            minimize(lambda step: self._bias_loss(layers, positions), groups, FIT_STEPS)
 
     def _bias_loss(self, layers: list[int], positions: Positions) -> torch.Tensor:
         losses = []
@@ -229,7 +213,7 @@ class _ClosedForm:
         return torch.stack(losses).sum()
 
     def _bias(self, layer: int, positions: Positions) -> torch.Tensor | None:
-        """What the variant's schemes add to a layer at each distance, (H, L); None if that is not all they add."""
+        """The total bias of the variant's schemes in a layer, (H, L); None if they add more than a bias by distance."""
         terms = [
             item.scheme("score", item.prepared, item.layer_params, None)
             for item in self._active(layer, positions).score

@@ -22,9 +22,10 @@ from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoints import eval_mode
 from ..errors import PosEncError
 from ..patches import max_positions
-from ..text_data import INPUT_IDS, check_document, select_text_column
+from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, check_document, select_text_column
 from ..validation import truncate_repr
 from .objectives import Labels, Objective
 
@@ -94,7 +95,7 @@ class RowBuilder:
         return pack
 
     def _documents(self, batch: Columns, column: str) -> list[Any]:
-        """The texts of a column, or the token ids of the column that is named after them, without empty rows."""
+        """The rows of a column that are not empty: texts, or token ids in the column `input_ids`."""
         documents = [document for document in batch[column] if document not in (None, "", [])]
         expected = list if column == INPUT_IDS else str
         for document in documents:
@@ -124,7 +125,7 @@ class RowBuilder:
         if self.packing:
             assert self.tokenizer is not None
             return pack_segments(segments, self.length, self.tokenizer.pad_token_id, self.first_position)
-        return {INPUT_IDS: segments, "attention_mask": [[1] * len(segment) for segment in segments]}
+        return {INPUT_IDS: segments, ATTENTION_MASK: [[1] * len(segment) for segment in segments]}
 
     def _classification_rows(self, batch: Columns, column: str) -> Columns:
         assert self.labels is not None
@@ -149,14 +150,14 @@ def pack_documents(documents: list[list[int]], length: int) -> tuple[Columns, li
     slots = np.arange(used)
     positions = slots - np.maximum(np.repeat(starts, sizes)[:used], slots // length * length)
     labels = np.where(positions == 0, IGNORE_INDEX, ids)
-    columns = {INPUT_IDS: ids, "position_ids": positions, "labels": labels}
+    columns = {INPUT_IDS: ids, POSITION_IDS: positions, "labels": labels}
     rows = {name: values.reshape(-1, length).tolist() for name, values in columns.items()}
     return rows, [ids for ids in remainder if ids]
 
 
 def pack_segments(segments: list[list[int]], length: int, pad_token_id: int, first_position: int = 0) -> Columns:
     """Rows for an encoder: as many whole segments as fit, then padding."""
-    columns: Columns = {INPUT_IDS: [], "attention_mask": [], "position_ids": []}
+    columns: Columns = {INPUT_IDS: [], ATTENTION_MASK: [], POSITION_IDS: []}
     used = length
     for segment in segments:
         if used + len(segment) > length:
@@ -164,10 +165,10 @@ def pack_segments(segments: list[list[int]], length: int, pad_token_id: int, fir
                 rows.append([])
             used = 0
         columns[INPUT_IDS][-1].extend(segment)
-        columns["attention_mask"][-1].extend([1] * len(segment))
-        columns["position_ids"][-1].extend(range(first_position, first_position + len(segment)))
+        columns[ATTENTION_MASK][-1].extend([1] * len(segment))
+        columns[POSITION_IDS][-1].extend(range(first_position, first_position + len(segment)))
         used += len(segment)
-    for name, padding in ((INPUT_IDS, pad_token_id), ("attention_mask", 0), ("position_ids", first_position)):
+    for name, padding in ((INPUT_IDS, pad_token_id), (ATTENTION_MASK, 0), (POSITION_IDS, first_position)):
         for row in columns[name]:
             row.extend([padding] * (length - len(row)))
     return columns
@@ -186,7 +187,7 @@ def concatenate_stages(stages: list[Dataset], sizes: list[int], seed: int) -> Da
 
 
 def sample_input_ids(rows: Dataset | IterableDataset, count: int, length: int) -> torch.Tensor | None:
-    """The first tokens of some rows, (count, length) or fewer and shorter: as long as half of them are, at least."""
+    """The first tokens of at most `count` rows, cut to a common length that at least half of the rows reach."""
     candidates = [row[INPUT_IDS][:length] for row in itertools.islice(iter(rows), 2 * count)]
     shortest = sorted(map(len, candidates))[len(candidates) // 2] if candidates else 0
     selected = [row[:shortest] for row in candidates if len(row) >= shortest]
@@ -194,12 +195,9 @@ def sample_input_ids(rows: Dataset | IterableDataset, count: int, length: int) -
 
 
 def dataset_fingerprint(rows: Dataset | IterableDataset) -> dict[str, Any]:
-    """The number of rows and tokens and a hash, to notice changed data on resuming.
+    """The number of rows and tokens and a hash, to notice changed data on resuming. Raises PosEncError without rows.
 
     Of a stream, only the first rows are hashed, and its size is unknown.
-
-    Raises:
-        PosEncError: If there is no row.
     """
     num_rows = len(rows) if hasattr(rows, "__len__") else None
     hashed = rows.take(FINGERPRINTED_STREAM_ROWS) if num_rows is None else rows
@@ -243,8 +241,7 @@ def generate_text(
     num_positions = max_positions(config)
     if length > num_positions:
         raise PosEncError(f"Cannot generate rows of {length} tokens with a model of {num_positions} positions")
-    was_training, generation_config = model.training, model.generation_config
-    model.eval()
+    generation_config = model.generation_config
     # Penalties and filters make text easier to read, but distort the distribution that the model has learned.
     model.generation_config = GenerationConfig()
     sampling = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "eos_token_id": None}
@@ -252,14 +249,13 @@ def generate_text(
     devices = [model.device] if model.device.type != "cpu" else []
     batches = []
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), eval_mode(model):
             torch.manual_seed(seed)
             for done in tqdm(range(0, rows, batch_size), desc="Generating text", disable=not progress):
                 prompt = torch.full((min(batch_size, rows - done), 1), start, device=model.device)
                 batches.append(model.generate(prompt, **sampling))
     finally:
         model.generation_config = generation_config
-        model.train(was_training)
     return torch.cat(batches).cpu()
 
 

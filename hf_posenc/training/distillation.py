@@ -1,4 +1,4 @@
-"""Distillation: a variant learns from the predictions and hidden states of the stock model.
+"""The distillation loss: how far a student's predictions and hidden states are from a teacher's.
 
 Shape legend: B batch, N tokens, E hidden size, V vocabulary.
 """
@@ -8,19 +8,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from ..errors import PosEncError
-from ..patches import architecture_of, max_positions
+from ..patches import architecture_of
 from .divergence import Logits, ProjectedLogits, Target, kl_divergence
-from .hidden_loss import hidden_state_distance
-from .linear_head import LeanForward
-from .teacher_windows import SpecialTokens, Window, plan_windows, window_inputs
+
+MASSIVE_RATIO = 10.0
+"""Tokens whose hidden states are this many times larger than the row's median are left out."""
+SCALE_FLOOR = 0.1
+"""Lower bound of a channel's mean square, relative to the median channel: short rows have channels close to zero."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,100 +47,6 @@ class LossWeights:
         for name, weight in dataclasses.asdict(self).items():
             if not (isinstance(weight, (int, float)) and 0 <= weight < math.inf):
                 raise PosEncError(f"The {name} loss weight must be a finite number, at least 0; got {weight!r}")
-
-
-class Teacher:
-    """A frozen model to distill from.
-
-    Args:
-        model: The model, usually the stock one; put in eval mode and frozen in place.
-        has_new_head: Whether its head is untrained, so that its predictions mean nothing.
-        special_tokens: The tokens that begin and end every row, for rows longer than it can read.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, has_new_head: bool = False, special_tokens: SpecialTokens | None = None
-    ) -> None:
-        self.model = model.eval().requires_grad_(False)
-        self.has_new_head = has_new_head
-        self.special_tokens = special_tokens or SpecialTokens()
-        self.layers = transformer_layers(model)
-        self.max_length: int = max_positions(model.config)
-        architecture = architecture_of(model)
-        self._causal = architecture.shape(model.config).causal
-        self._first_position = architecture.first_position(model.config)
-        # With a cache, stock models do not separate packed documents by their position_ids.
-        self._options: dict[str, Any] = {"use_cache": False} if getattr(model.config, "use_cache", False) else {}
-        self._lean_forward = LeanForward(model)
-
-    def share_frozen_weights(self, student: nn.Module) -> int:
-        """Use the student's own weights where they are frozen and equal, so that they are in memory only once.
-
-        For a student that trains adapters or positions only. Its frozen weights must stay frozen from then on.
-
-        Args:
-            student: The model to train, on the same device.
-
-        Returns:
-            The number of parameters shared.
-        """
-        frozen = {
-            name.replace(".base_layer.", "."): weight  # PEFT keeps adapted layers there
-            for name, weight in student.named_parameters()
-            if not weight.requires_grad
-        }
-        shared = 0
-        for name, parameter in self.model.named_parameters():
-            weight = frozen.get(name)
-            if weight is not None and weight.dtype == parameter.dtype and torch.equal(weight, parameter):
-                parameter.data = weight.data
-                shared += parameter.numel()
-        return shared
-
-    @torch.no_grad()
-    def forward(
-        self, inputs: Mapping[str, torch.Tensor], *, lean: bool = False, hidden_states: bool = True
-    ) -> TeacherOutput:
-        """Run the teacher. Rows longer than it can read are read in overlapping windows.
-
-        Args:
-            inputs: The model inputs of a batch, without labels.
-            lean: Compute logits only on demand where the model's head allows, to save memory. Not for a sharded model.
-            hidden_states: Also return the output of each layer.
-
-        Returns:
-            What a student is compared with.
-        """
-        windows = self._split(inputs)
-        return TeacherOutput.concatenate(
-            [self._read(batch, lean, hidden_states).tokens(window.kept) for window, batch in windows]
-        )
-
-    @torch.no_grad()
-    def last_hidden_state(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The output of a teacher without a head, (B, N, E). Long rows are read in overlapping windows."""
-        windows = self._split(inputs)
-        return torch.cat([self.model(**batch).last_hidden_state[:, window.kept] for window, batch in windows], dim=1)
-
-    def _split(self, inputs: Mapping[str, torch.Tensor]) -> list[tuple[Window, dict[str, torch.Tensor]]]:
-        """The windows of a batch with their inputs: the batch itself if it can be read at once."""
-        windows = plan_windows(inputs["input_ids"].shape[1], self.max_length, self._causal)
-        if len(windows) == 1:
-            return [(windows[0], dict(inputs))]
-        special, first_position = self.special_tokens, self._first_position
-        return [(window, window_inputs(inputs, window, special, first_position)) for window in windows]
-
-    def _read(self, inputs: dict[str, torch.Tensor], lean: bool, hidden_states: bool) -> TeacherOutput:
-        """Run the teacher on inputs that it can read at once."""
-        arguments: dict[str, Any] = {**inputs, **self._options}
-        if lean:
-            self._lean_forward.prepare(arguments)
-        with record_hidden_states(self.layers if hidden_states else []) as recorded:
-            if lean:
-                _, logits = self._lean_forward(arguments)
-            else:
-                logits = getattr(self.model(**arguments), "logits", None)
-        return TeacherOutput(logits, recorded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,11 +125,7 @@ class TeacherOutput:
 
     def pooled_distance(self, states_BNE: torch.Tensor, mask_BN: torch.Tensor | None = None) -> torch.Tensor:
         """Cosine distance between the mean hidden states of each row."""
-        pooled_BE, target_BE = (
-            (states.float() if mask_BN is None else states.float() * mask_BN[..., None]).sum(1)
-            for states in (states_BNE, self.hidden_states[-1])
-        )
-        return (1 - nn.functional.cosine_similarity(pooled_BE, target_BE)).mean()
+        return (1 - pooled_cosine(states_BNE, self.hidden_states[-1], mask_BN)).mean()
 
     def hidden_distance(
         self,
@@ -236,6 +140,17 @@ class TeacherOutput:
             if scale:
                 total = total + scale * hidden_state_distance(states_BNE, target_BNE, mask_BN)
         return total / len(hidden_states)
+
+
+def pooled_cosine(
+    states_BNE: torch.Tensor, target_BNE: torch.Tensor, mask_BN: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Cosine similarity between the mean hidden states of each row, (B,)."""
+    pooled_BE, target_BE = (
+        (states.float() if mask_BN is None else states.float() * mask_BN[..., None]).sum(1)
+        for states in (states_BNE, target_BNE)
+    )
+    return nn.functional.cosine_similarity(pooled_BE, target_BE)
 
 
 def predicts_rows(logits: Logits) -> bool:
@@ -260,10 +175,36 @@ def record_hidden_states(layers: list[nn.Module]) -> Iterator[list[torch.Tensor]
     """
     hidden_states: list[torch.Tensor] = []
 
-    def record(module: nn.Module, args: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
-        hidden_states.append(output[0] if isinstance(output, tuple) else output)
+    def record(module: nn.Module, args: object, output: torch.Tensor | tuple[torch.Tensor, ...] | ModelOutput) -> None:
+        hidden_states.append(output if isinstance(output, torch.Tensor) else output[0])
 
     with contextlib.ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(layer.register_forward_hook(record))
         yield hidden_states
+
+
+def hidden_state_distance(
+    states_BNE: torch.Tensor, target_BNE: torch.Tensor, mask_BN: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Relative squared error of one layer's hidden states, which massive activations cannot dominate.
+
+    In large language models a few tokens, such as the first, have hidden states a hundred times larger than all others,
+    and a student with another position encoding may grow them at other tokens. So the error is measured channel by
+    channel in units of the teacher's ordinary tokens, the teacher's massive tokens are left out, and beyond an error of
+    about 1 the loss of a token only grows with its logarithm. Scales are taken per row, so that the loss does not
+    depend on how rows are split into batches.
+    """
+    states_BNE, target_BNE = states_BNE.float(), target_BNE.detach().float()
+    is_token_BN = torch.ones_like(target_BNE[..., 0], dtype=torch.bool) if mask_BN is None else mask_BN.bool()
+    square_BNE = target_BNE.square()
+    norm_BN = square_BNE.mean(-1)
+    median_B1 = norm_BN.masked_fill(~is_token_BN, torch.nan).nanmedian(-1, keepdim=True).values
+    is_ordinary_BN = is_token_BN & (norm_BN <= MASSIVE_RATIO**2 * median_B1)
+    weights_BN1 = is_ordinary_BN[..., None].float()
+    scale_B1E = (square_BNE * weights_BN1).sum(1, keepdim=True) / weights_BN1.sum(1, keepdim=True).clamp(min=1)
+    floor_B11 = SCALE_FLOOR * scale_B1E.median(-1, keepdim=True).values
+    scale_B1E = torch.maximum(scale_B1E, floor_B11).clamp(min=torch.finfo(torch.float32).eps ** 2)
+    error_BN = ((states_BNE - target_BNE).square() / scale_B1E).mean(-1).log1p()
+    # The mean over all tokens: the weight of a batch is its number of tokens, massive or not.
+    return error_BN.masked_fill(~is_ordinary_BN, 0.0).sum() / is_token_BN.sum().clamp(min=1)

@@ -84,7 +84,7 @@ def kl_divergence(target: Target, logits: Logits, mask: torch.Tensor | None = No
     Returns:
         The mean over predictions.
     """
-    chunked_target = _chunked_target(target)
+    chunked_target = _TopTarget(target) if isinstance(target, TopLogProbs) else _FullTarget(target)
     values = logits.hidden_BNE if isinstance(logits, ProjectedLogits) else logits
     weights_T = torch.ones_like(values[..., 0]) if mask is None else mask.to(values.device)
     weights_T = weights_T.detach().flatten().to(torch.promote_types(values.dtype, torch.float32))
@@ -99,15 +99,7 @@ def kl_divergence(target: Target, logits: Logits, mask: torch.Tensor | None = No
 
 @torch.no_grad()
 def top_log_probs(logits: Logits, k: int) -> TopLogProbs:
-    """The k most likely tokens of each prediction.
-
-    Args:
-        logits: Logits of shape (B, N, V).
-        k: How many tokens to keep; at most the whole vocabulary.
-
-    Returns:
-        Their log-probabilities and ids, and the log-probability of all others together.
-    """
+    """The k most likely tokens of each prediction; all tokens if the vocabulary has fewer."""
     target = _FullTarget(logits)
     chunks = []
     for tokens in target.chunks():
@@ -118,10 +110,6 @@ def top_log_probs(logits: Logits, k: int) -> TopLogProbs:
     shape = (logits.hidden_BNE if isinstance(logits, ProjectedLogits) else logits).shape[:-1]
     log_probs, ids, rest = (torch.cat(parts).unflatten(0, shape) for parts in zip(*chunks, strict=True))
     return TopLogProbs(log_probs, ids, rest)
-
-
-def _chunked_target(target: Target) -> _FullTarget | _TopTarget:
-    return _TopTarget(target) if isinstance(target, TopLogProbs) else _FullTarget(target)
 
 
 class _FullTarget:
@@ -182,7 +170,7 @@ _ChunkResult: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class _DenseDivergence(torch.autograd.Function):
-    """The sum for logits that exist anyway: saves them alone, and takes the softmaxes again in the backward pass."""
+    """The sum for dense logits. Saves nothing else, and recomputes the softmaxes in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, logits_TV: torch.Tensor, target: Any, weights_T: torch.Tensor) -> torch.Tensor:
@@ -207,7 +195,7 @@ class _DenseDivergence(torch.autograd.Function):
 
 
 class _ProjectedDivergence(torch.autograd.Function):
-    """The sum for logits that never exist as a whole: a chunk's gradients are computed along with its divergence.
+    """The sum for projected logits, which never exist as a whole: gradients are computed in the forward pass.
 
     This works because the result is a scalar, and saves projecting everything again in the backward pass.
     """

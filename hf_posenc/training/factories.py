@@ -13,18 +13,17 @@ from transformers.utils import logging
 
 from ..checkpoints import load_model, load_tokenizer, read_config, read_shards
 from ..config import VariantConfig
-from ..errors import PosEncError, SequenceLengthError
-from ..patches import ARCHITECTURES, base_models, max_positions, plan_schemes, refuse, with_scheme
+from ..errors import PosEncError
+from ..patches import ARCHITECTURES, max_positions, plan_schemes, refuse, with_scheme
 from ..spec import NO_POSITIONS
 from ..text_data import load_text_dataset, translate_data_errors
 from .arguments import SELF_GENERATED, Stage, TrainRequest, is_sharded, rows_per_step
 from .data import RowBuilder, concatenate_stages, self_generated_dataset
-from .distillation import Teacher
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .optimizer import widen_trained_parameters
-from .position_collators import POSITION_COLLATORS, DataCollatorWithPositions
+from .position_collators import POSITION_COLLATORS, DataCollatorWithPositions, check_reads_positions
 from .stock_start import start_from_stock_model
-from .teacher_windows import SpecialTokens
+from .teacher import SpecialTokens, Teacher
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -77,15 +76,24 @@ class RunBuilder:
             documents = load_text_dataset(request.data, request.split, request.streaming)
             with translate_data_errors(request.data):
                 self.labels = Labels.find(self.config, documents, request.label_column)
-        columns = (request.text_column, request.label_column)
         model_type = getattr(self.config, "stock_class", self.config).model_type
-        first = ARCHITECTURES[model_type].first_position(self.config)
-        rest = (*columns, self.labels, first, getattr(self.config, "vocab_size", None))
+        first_position = ARCHITECTURES[model_type].first_position(self.config)
         self.row_builders = [
-            RowBuilder(self.tokenizer, stage.length, self.objective, self.packing, *rest) for stage in stages
+            RowBuilder(
+                self.tokenizer,
+                stage.length,
+                self.objective,
+                self.packing,
+                text_column=request.text_column,
+                label_column=request.label_column,
+                labels=self.labels,
+                first_position=first_position,
+                vocab_size=getattr(self.config, "vocab_size", None),
+            )
+            for stage in stages
         ]
         self.data_collator = self.objective.data_collator(self.tokenizer, self.packing, request.mlm_probability)
-        self.train_collator = self._position_collator(first)
+        self.train_collator = self._position_collator(first_position)
         self.teacher = self._load_teacher()
         self._stock_model = self.teacher.model if self.teacher is not None and not request.teacher_model else None
         if self.labels and self.teacher and self.teacher.has_new_head and not request.recipe.loss_weights.label:
@@ -93,7 +101,7 @@ class RunBuilder:
         self._check_teacher()
 
     def _position_collator(self, first_position: int) -> DataCollatorWithPositions | None:
-        """The collator that chooses positions for the rows to train on; None: the rows have theirs."""
+        """The collator that chooses positions for the training rows, if `--positions` is set."""
         if self.request.positions is None:
             return None
         target_length, length = self.request.target_length, max(stage.length for stage in self.stages)
@@ -256,7 +264,7 @@ class RunBuilder:
         return model
 
     def _student_dtype(self) -> torch.dtype:
-        """The dtype to load the student in: float32, or bfloat16 if its weights are and will not be trained.
+        """The dtype to load the student in: float32, or bfloat16 for bfloat16 weights that will not be trained.
 
         In half precision, small optimizer updates round to nothing. Shards need a single dtype.
         """
@@ -272,26 +280,8 @@ class RunBuilder:
         return steps * step_rows
 
 
-@torch.no_grad()
-def check_reads_positions(model: PreTrainedModel, collator: DataCollatorWithPositions) -> None:
-    """Raise PosEncError if no scheme of a model reads positions, or one cannot serve the last that is chosen."""
-    schemes = [scheme for base in base_models(model) for scheme in base.position_scheme]
-    if not any(scheme.reads_positions for scheme in schemes):
-        names = ", ".join(scheme.name for scheme in schemes)
-        raise PosEncError(f"--positions has no effect, because {names} does not read position_ids: leave it out")
-    was_training = model.training
-    model.eval()
-    last = torch.tensor([[collator.first_position + collator.target_length - 1]], device=model.device)
-    try:
-        model(input_ids=torch.zeros_like(last), position_ids=last, attention_mask=torch.ones_like(last))
-    except SequenceLengthError as error:
-        raise PosEncError(f"--target-length {collator.target_length} is too long for the model: {error}") from error
-    finally:
-        model.train(was_training)
-
-
 def _limit_tokens(rows: Dataset | IterableDataset, tokens: int | None, length: int) -> Dataset | IterableDataset:
-    """The first rows, as many as make up a number of tokens."""
+    """The first rows, up to a number of tokens."""
     if tokens is None:
         return rows
     num_rows = max(tokens // length, 1)

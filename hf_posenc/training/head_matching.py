@@ -54,15 +54,9 @@ def match_fixed(
 
 
 def match_shared(wanted: Sequence[torch.Tensor], masses: Sequence[torch.Tensor], group_size: int) -> list[torch.Tensor]:
-    """Find the orders of heads in which the heads at one place want similar biases in all layers.
+    """Find the order of heads in each layer in which the heads at one place want similar biases in all layers.
 
-    Args:
-        wanted: For each layer, the bias by distance that each head should have, (H, L).
-        masses: For each layer, how much each head attends to each distance, (H, L).
-        group_size: Heads that share a key. They stay together.
-
-    Returns:
-        For each layer, the index of the head for each place.
+    For arguments and results, see `match_fixed`; here they have an entry for each layer.
     """
     masses = [mass / mass.sum(-1, keepdim=True) for mass in masses]
     centered = [bias - (mass * bias).sum(-1, keepdim=True) for bias, mass in zip(wanted, masses, strict=True)]

@@ -1,12 +1,14 @@
-"""Which parameters are trained, and how fast: position parameters, LoRA adapters, everything."""
+"""Which parameters are trained, and how: position parameters, LoRA adapters, everything."""
 
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..checkpoints import is_scheme_parameter
@@ -48,7 +50,7 @@ def widen_trained_parameters(model: nn.Module) -> None:
 
 
 def head_names(model: PreTrainedModel) -> list[str]:
-    """The names of the submodules around the base model."""
+    """The names of the modules of a model's head: all its children except the base model."""
     return [name for name, _ in model.named_children() if name != model.base_model_prefix]
 
 
@@ -97,6 +99,33 @@ def split_parameter_group(optimizer: torch.optim.Optimizer, parameter_ids: set[i
         optimizer.add_param_group({"params": moved, "lr": learning_rate, "weight_decay": 0.0})
 
 
+def minimize(
+    loss: Callable[[int], torch.Tensor], groups: list[dict[str, Any]], steps: int, label: str | None = None
+) -> None:
+    """Minimize a loss, given the number of the step, by Adam with a cosine schedule.
+
+    Parameters need not require gradients; `requires_grad` is restored. A label is for the progress bar.
+    """
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    required = [parameter.requires_grad for parameter in parameters]
+    with torch.enable_grad():
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        optimizer = torch.optim.Adam(groups)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for step in tqdm(range(steps), desc=label, unit="step", disable=label is None):
+            value = loss(step)
+            if not value.requires_grad:  # it does not depend on the parameters
+                break
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            scheduler.step()
+    for parameter, requires_grad in zip(parameters, required, strict=True):
+        parameter.requires_grad_(requires_grad)
+        parameter.grad = None
+
+
 def add_lora(model: PreTrainedModel, rank: int, exclude: list[str]) -> None:
     """Add LoRA adapters to every linear layer but those named, and train only them and the positions."""
     try:
@@ -114,7 +143,7 @@ def add_lora(model: PreTrainedModel, rank: int, exclude: list[str]) -> None:
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The state dict of a model with adapters as that of one without; the model itself is left as it is."""
+    """The state dict of a model with its adapters merged into the weights; the model itself does not change."""
     base_weights = {name: weight for name, weight in state_dict.items() if ADAPTER_MARK not in name}
     merged = {name.replace(".base_layer.", "."): weight for name, weight in base_weights.items()}
     for path, module in model.named_modules():

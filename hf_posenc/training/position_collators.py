@@ -14,13 +14,21 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, default_data_collator
+from transformers import (
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    default_data_collator,
+)
 
 from ..attention import document_starts
-from ..errors import PosEncError
-from ..text_data import INPUT_IDS
+from ..checkpoints import eval_mode
+from ..errors import PosEncError, SequenceLengthError
+from ..patches import base_models
+from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 
-POSITION_IDS, ATTENTION_MASK = "position_ids", "attention_mask"
 PositionSampling = Literal["pose", "randomized", "shape"]
 """The values of `--positions`."""
 
@@ -61,7 +69,7 @@ class DataCollatorWithPositions:
         self.first_position, self.packed, self.epoch = first_position, packed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose other positions than in earlier epochs; see `PositionEpochCallback`."""
+        """Choose new positions for this epoch; see `PositionEpochCallback`."""
         self.epoch = epoch
 
     def sample(self, lengths: Sequence[int], generator: np.random.Generator) -> list[np.ndarray]:
@@ -113,7 +121,7 @@ class DataCollatorWithPositions:
         return documents_BN
 
     def _generator(self, feature: object) -> np.random.Generator:
-        """Randomness that depends on a row's tokens, before padding and masking, and on nothing else of the batch."""
+        """A generator that is seeded by a row's tokens, before padding and masking, and nothing else of the batch."""
         ids = feature[INPUT_IDS] if isinstance(feature, Mapping) else None
         if ids is None:
             raise PosEncError("examples must be dicts with input_ids")
@@ -233,16 +241,23 @@ class PositionEpochCallback(TrainerCallback):
         self.collator.set_epoch(int(state.epoch or 0))
 
 
+@torch.no_grad()
+def check_reads_positions(model: PreTrainedModel, collator: DataCollatorWithPositions) -> None:
+    """Raise PosEncError if no scheme of a model reads positions, or `target_length` is too long for one of them."""
+    schemes = [scheme for base in base_models(model) for scheme in base.position_scheme]
+    if not any(scheme.reads_positions for scheme in schemes):
+        names = ", ".join(scheme.name for scheme in schemes)
+        raise PosEncError(f"--positions has no effect, because {names} does not read position_ids: leave it out")
+    last = torch.tensor([[collator.first_position + collator.target_length - 1]], device=model.device)
+    try:
+        with eval_mode(model):
+            model(input_ids=torch.zeros_like(last), position_ids=last, attention_mask=torch.ones_like(last))
+    except SequenceLengthError as error:
+        raise PosEncError(f"--target-length {collator.target_length} is too long for the model: {error}") from error
+
+
 def contiguous_positions(position_ids_BN: torch.Tensor, real_BN: torch.Tensor | None = None) -> torch.Tensor:
-    """Positions that count by one from 0 in every document, for positions that jump.
-
-    Args:
-        position_ids_BN: Positions from 0; they restart with each document of a row.
-        real_BN: False at padding; None: no padding.
-
-    Returns:
-        The positions without jumps; 0 at padding.
-    """
+    """Positions from 0 without jumps, for positions from 0 that restart with each document of a row; 0 at padding."""
     if real_BN is None:
         real_BN = torch.ones_like(position_ids_BN, dtype=torch.bool)
     starts_BN = document_starts(position_ids_BN, real_BN)

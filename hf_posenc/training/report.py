@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional
 from transformers import PreTrainedModel, Trainer
 
 from ..checkpoints import RECOVERY_FILE, write_text
+from ..text_data import ATTENTION_MASK
+from .distillation import pooled_cosine
 from .objectives import AUTO_CLASSES, Objective, compute_accuracy
 from .trainer import RecoveryTrainer, with_perplexity
 
@@ -25,7 +26,7 @@ METRICS = {
     "eval_cosine": "cosine similarity",
     "eval_loss": "loss",
 }
-"""What is kept of an evaluation. The table shows the first of these that there is."""
+"""The metrics that are kept of an evaluation, with their names. The table shows the first that was measured."""
 STAGES = {"original": "original", "swapped": "swapped", "started": "after the warm start", "trained": "after training"}
 
 
@@ -37,8 +38,8 @@ class RecoveryReport:
         measured: Measurements from before the run was interrupted.
     """
 
-    def __init__(self, builder: RunBuilder, measured: dict[str, dict[str, float]] | None = None) -> None:
-        self.builder, self.stages = builder, dict(measured or {})
+    def __init__(self, builder: RunBuilder, measured: dict[str, dict[str, float]]) -> None:
+        self.builder, self.stages = builder, dict(measured)
         self.rows = builder.build_eval_rows()
         self._has_head = builder.objective is not Objective.FEATURE_EXTRACTION
 
@@ -91,10 +92,9 @@ class RecoveryReport:
         model = trainer.accelerator.unwrap_model(trainer.model).eval()
         similarities = []
         for inputs in trainer.get_eval_dataloader():
-            weights_BN1 = inputs["attention_mask"][..., None].float()
             states_BNE, target_BNE = model(**inputs).last_hidden_state, teacher.last_hidden_state(inputs)
-            pooled, target = ((states.float() * weights_BN1).sum(1) for states in (states_BNE, target_BNE))
-            similarities.append(trainer.accelerator.gather_for_metrics(functional.cosine_similarity(pooled, target)))
+            similarity_B = pooled_cosine(states_BNE, target_BNE, inputs[ATTENTION_MASK])
+            similarities.append(trainer.accelerator.gather_for_metrics(similarity_B))
         return {"eval_cosine": torch.cat(similarities).mean().item()}
 
     def write(self, directory: Path, **values: Any) -> None:
@@ -104,17 +104,8 @@ class RecoveryReport:
         write_text(directory / RECOVERY_FILE, json.dumps(recovery, indent=1))
 
 
-def format_recovery(recovery: Mapping[str, Any], directory: Path, objective: str | None = None) -> str:
-    """The end of a run as text: a table of stages, tokens and time, and how to load the model.
-
-    Args:
-        recovery: The content of recovery.json.
-        directory: Where the variant was saved.
-        objective: The value of the run's `Objective`.
-
-    Returns:
-        Several lines of text.
-    """
+def format_recovery(recovery: Mapping[str, Any], directory: Path, objective: Objective) -> str:
+    """The end of a run as text: a table of stages, tokens and time from recovery.json, and how to load the model."""
     by_stage = {stage: recovery if stage == "trained" else recovery.get(stage, {}) for stage in STAGES}
     metric = next((name for name in METRICS if any(name in values for values in by_stage.values())), None)
     lines = []
@@ -128,7 +119,7 @@ def format_recovery(recovery: Mapping[str, Any], directory: Path, objective: str
         lines.append(
             f"Tokens: {unique} unique, {recovery['tokens_seen']:,} seen. Time: {recovery['train_seconds']:.0f} s."
         )
-    auto_class = AUTO_CLASSES[Objective(objective)] if objective else "AutoModel"
+    auto_class = AUTO_CLASSES[objective]
     lines.append(f"Saved the variant to {directory}. Load it with:")
     lines += ["  import hf_posenc", f"  from transformers import {auto_class}"]
     lines.append(f"  model = {auto_class}.from_pretrained({str(directory)!r})")

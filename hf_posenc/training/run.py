@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, TrainingArguments, set_seed
+from transformers import PreTrainedModel, ProgressCallback, Trainer, TrainingArguments, set_seed
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import CONFIG_NAME
@@ -30,14 +30,19 @@ from ..checkpoints import (
 from ..errors import PosEncError
 from ..patches import base_models
 from ..text_data import translate_data_errors
-from .argument_checks import check_numbers, check_training_arguments
-from .arguments import Stage, TrainRequest, parse_train_length, rows_per_step
+from .arguments import (
+    Stage,
+    TrainRequest,
+    check_numbers,
+    check_training_arguments,
+    parse_train_length,
+    rows_per_step,
+)
 from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
 from .data import dataset_fingerprint
 from .factories import RunBuilder
 from .objectives import Objective, compute_accuracy
 from .optimizer import add_lora, head_names, train_positions_only
-from .progress import label_progress_bars
 from .report import RecoveryReport
 from .run_state import TEACHER_CACHE, RunState
 from .teacher_cache import TeacherCache
@@ -95,7 +100,7 @@ def _train(
                 state.clear()
         builder = RunBuilder(request, arguments, stages)
         checkpoint = last_valid_checkpoint(directory)
-        report = RecoveryReport(builder, None if checkpoint is None else state.measured)
+        report = RecoveryReport(builder, {} if checkpoint is None else state.measured)
         trainer = _build_trainer(builder, state, report, warm_start=checkpoint is None)
         if arguments.should_save:
             shutil.rmtree(directory / STAGING_DIRECTORY, ignore_errors=True)
@@ -198,7 +203,7 @@ def _choose_parameters(model: PreTrainedModel, request: TrainRequest, objective:
 def _tokens_and_time(
     trainer: RecoveryTrainer, output: TrainOutput, builder: RunBuilder, state: RunState
 ) -> dict[str, Any]:
-    """How many tokens the run had and saw, and how long it took since it was started or resumed."""
+    """How many tokens the data has and the run saw, and how long it took since it was started or resumed."""
     unique = state.values["dataset"]["num_tokens"]
     if unique is None:
         seen = trainer.state.global_step * rows_per_step(trainer.args) * builder.stages[0].length
@@ -232,7 +237,7 @@ def _save_variant(trainer: RecoveryTrainer, builder: RunBuilder) -> None:
 
 
 def _set_max_length(model: PreTrainedModel, builder: RunBuilder) -> int | None:
-    """Let the config name the longest input; None if it is as in the original checkpoint."""
+    """Set the longest input in the config, and return it; None if it stays as in the original checkpoint."""
     request, bases = builder.request, base_models(model)
     trained_length = max([stage.length for stage in builder.stages] + [request.target_length or 0])
     max_length = request.max_length or trained_length
@@ -243,6 +248,26 @@ def _set_max_length(model: PreTrainedModel, builder: RunBuilder) -> int | None:
 
 
 def _copy_companions(request: TrainRequest, directory: Path) -> None:
-    """Copy what belongs to the checkpoint and Trainer does not save, such as the modules of sentence-transformers."""
+    """Copy files of the checkpoint that Trainer does not save, such as the modules of sentence-transformers."""
     source = find_checkpoint(request.model, request.revision, patterns=(CONFIG_NAME, *COMPANION_FILES))
     Companions.read(source).copy_to(directory, replace=False)
+
+
+class LabelledProgressCallback(ProgressCallback):
+    """Transformers' progress bars with a label each: "Training" and "Evaluating"."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.set_description("Training")
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_prediction_step(args, state, control, **kwargs)
+        if self.prediction_bar is not None:
+            self.prediction_bar.set_description("Evaluating")
+
+
+def label_progress_bars(trainer: Trainer) -> None:
+    """Replace the progress bars of a trainer by labelled ones, unless they are off or those of a notebook."""
+    if trainer.pop_callback(ProgressCallback) is not None:
+        trainer.add_callback(LabelledProgressCallback())

@@ -1,19 +1,25 @@
-"""Everything that happens to a variant between loading it and training it, as its recipe says."""
+"""Start a variant from its stock model: before it is trained, as a recipe says, or in the files of a conversion."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from transformers import PreTrainedModel
-from transformers.utils import logging
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, logging
 
-from ..patches import architecture_of, max_positions
+from ..checkpoints import is_scheme_parameter, load_model, read_config, read_sequences
+from ..errors import PosEncError
+from ..patches import architecture_of, find_auto_class, max_positions
 from ..spec import PositionScheme, parse_position_scheme
-from .arguments import Recipe, Trainable, resolve_fit_ratio
+from .arguments import Trainable
 from .closed_form import HeadOrders, closed_form_start
 from .data import sample_input_ids
+from .recipes import Recipe, resolve_fit_ratio
 from .warm_start import absorb_table_mean, fit
 
 if TYPE_CHECKING:
@@ -21,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 CLOSED_FORM_ROWS, FIT_ROWS, FIT_ROWS_TABLE, FIT_LENGTH, MAX_FIT_STEPS = 12, 2, 4, 128, 2000
-"""Small batches of short rows fit best for their cost; to remove a position table takes more rows to average over."""
+"""Small batches of short rows fit best for their cost. Removing a position table takes more rows to average over."""
 
 
 def start_from_stock_model(
@@ -33,16 +39,10 @@ def start_from_stock_model(
     length: int,
     tokens_seen: int,
 ) -> None:
-    """Bring a variant close to its stock model before the training, in place.
+    """Bring a variant close to its stock model before the training, in place, on some of the rows to train on.
 
-    Args:
-        stock_model: The model that the variant was made from.
-        model: The variant.
-        rows: The rows to train on, some of which are used here.
-        recipe: Which steps to take.
-        trainable: What will be trained. Weights that will not be are left alone.
-        length: Tokens per row.
-        tokens_seen: How many tokens the training will see, which the fit gets a fraction of.
+    Weights that will not be trained are left alone. The fit gets a fraction of `tokens_seen`, the tokens that the
+    training will see.
     """
     from accelerate.utils import broadcast
 
@@ -70,7 +70,7 @@ def start_from_stock_model(
 
 
 def suggest_options(position_scheme: PositionScheme) -> None:
-    """Log the options with which a scheme recovers further, if it has other ones."""
+    """Log the options with which a scheme recovers better, unless it has them already."""
     for spec in parse_position_scheme(position_scheme):
         better = {
             name: value for name, value in spec.scheme.recommended.items() if getattr(spec.options, name) != value
@@ -108,3 +108,42 @@ def _fit_on_rows(
         progress=True,
     )
     logger.info(f"Attention fit: from {result.before:.4f} to {result.after:.4f} nats per query")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosedFormStart:
+    """A warm start for `convert_checkpoint`: `closed_form_start` on a little text, which takes no gradients.
+
+    Attributes:
+        text_file: The text; some 1,500 tokens of it are used.
+
+    Example:
+        >>> hf_posenc.convert_checkpoint(source, "t5", "out", warm_start=ClosedFormStart("text.txt"))
+    """
+
+    text_file: str | Path
+
+    def __call__(self, source: Path, directory: Path) -> None:
+        """Replace the weights of the variant in `directory`, made from the stock checkpoint in `source`."""
+        config = read_config(source)
+        auto_class = find_auto_class(config.architectures or [])
+        if auto_class is None and config.architectures:
+            raise PosEncError(
+                f"A warm start would lose the head of {config.architectures[0]}, which no Auto class loads: convert "
+                "without one, and call hf_posenc.training.closed_form_start on the loaded model"
+            )
+        input_ids = read_sequences(source, Path(self.text_file), FIT_LENGTH)[:CLOSED_FORM_ROWS]
+        if len(input_ids) < 2:
+            raise PosEncError(f"{self.text_file} is too short for a warm start: pass at least {2 * FIT_LENGTH} tokens")
+        stock_model, _ = load_model(source, auto_class or "AutoModel", dtype=torch.float32)
+        variant, _ = load_model(directory, auto_class or "AutoModel", dtype=torch.float32)
+        initial = dict(stock_model.named_parameters())
+        initial |= {name: weight.clone() for name, weight in variant.named_parameters() if is_scheme_parameter(name)}
+        absorb_table_mean(stock_model, variant, input_ids.shape[1])
+        closed_form_start(stock_model, variant, input_ids)
+        if all(torch.equal(initial[name], weight) for name, weight in variant.named_parameters()):
+            logger.warning("The warm start changed nothing: it is for schemes that add biases in place of a rotation")
+            return
+        for path in [*directory.glob("*.safetensors"), directory / SAFE_WEIGHTS_INDEX_NAME]:
+            path.unlink(missing_ok=True)  # files may be hard links to the source, so they must not be overwritten
+        variant.to(read_config(directory).dtype or torch.float32).save_pretrained(directory)

@@ -23,11 +23,11 @@ from transformers.utils import logging
 
 from ..checkpoints import fsync
 from ..errors import PosEncError
+from ..text_data import ATTENTION_MASK, INPUT_IDS
 from .divergence import Logits, TopLogProbs, top_log_probs
 
 logger = logging.get_logger(__name__)
 FILE_PREFIX, FILE_SUFFIX = "teacher-", ".safetensors"
-ATTENTION_MASK = "attention_mask"
 DIGEST_BYTES = 16
 Inputs = Mapping[str, torch.Tensor]
 
@@ -88,13 +88,10 @@ class TeacherCache:
         return len(self._locations.keys() | self._pending.keys())
 
     def get(self, inputs: Inputs) -> TopLogProbs | None:
-        """The predictions for a batch, (B, N, K); those at padding are arbitrary.
+        """The predictions for a batch, (B, N, K), if all its rows are known; those at padding are arbitrary.
 
         Args:
             inputs: The model inputs of the batch, without labels.
-
-        Returns:
-            The predictions; None unless all rows are known.
         """
         keys = _row_keys(inputs)
         if not all(self._has(key) for key in keys):
@@ -102,7 +99,7 @@ class TeacherCache:
             if not all(self._has(key) for key in keys):
                 return None
         rows = [self._read(key) for key in keys]
-        input_ids_BN = inputs["input_ids"]
+        input_ids_BN = inputs[INPUT_IDS]
         mask_BN = _token_mask(inputs).cpu()
         k = rows[0].ids_BNK.shape[-1]
         # Outside the mask there is a valid distribution, so that nothing becomes NaN.
@@ -192,7 +189,7 @@ class TeacherCache:
 
 def _token_mask(inputs: Inputs) -> torch.Tensor:
     mask_BN = inputs.get(ATTENTION_MASK)
-    return torch.ones_like(inputs["input_ids"], dtype=torch.bool) if mask_BN is None else mask_BN.bool()
+    return torch.ones_like(inputs[INPUT_IDS], dtype=torch.bool) if mask_BN is None else mask_BN.bool()
 
 
 def _row_keys(inputs: Inputs) -> list[bytes]:

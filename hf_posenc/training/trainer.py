@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,20 +16,16 @@ from transformers.trainer_utils import TrainOutput
 
 from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
+from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 from .budget import warmup_steps
 from .checkpointing import CheckpointingTrainer
 from .data import IGNORE_INDEX
-from .distillation import LossWeights, Teacher, TeacherOutput, predicts_rows, record_hidden_states, transformer_layers
+from .distillation import LossWeights, TeacherOutput, predicts_rows, transformer_layers
 from .divergence import Logits, TopLogProbs
 from .linear_head import LeanForward
 from .optimizer import scheme_parameter_ids, split_parameter_group
-from .position_collators import (
-    ATTENTION_MASK,
-    POSITION_IDS,
-    DataCollatorWithPositions,
-    PositionEpochCallback,
-    contiguous_positions,
-)
+from .position_collators import DataCollatorWithPositions, PositionEpochCallback, contiguous_positions
+from .teacher import Teacher
 from .teacher_cache import TeacherCache
 
 LABELS = "labels"
@@ -133,14 +130,12 @@ class RecoveryTrainer(CheckpointingTrainer):
         unwrapped = getattr(unwrapped, "_orig_mod", unwrapped)  # inside a compiled model
         if not self.loss_weights.label:  # with labels, the model would compute its own loss
             inputs = {name: value for name, value in inputs.items() if name != LABELS}
-        forward = None if return_outputs else self._lean_forward(model, unwrapped, inputs)
-        with record_hidden_states(transformer_layers(unwrapped) if target.hidden_states else []) as hidden_states:
-            if forward is not None:
-                with self.accelerator.autocast():  # for the dtype of the logits
-                    outputs, logits = forward(inputs, model)
-            else:
-                outputs = model(**inputs)
-                logits = getattr(outputs, "logits", None)
+        if self._student_forward is None or self._student_forward.model is not unwrapped:
+            self._student_forward = LeanForward(unwrapped)
+        layers = transformer_layers(unwrapped) if target.hidden_states else []
+        lean = not return_outputs and self._can_skip_logits(model, unwrapped, inputs)
+        with self.accelerator.autocast() if lean else contextlib.nullcontext():  # for the dtype of the logits
+            outputs, logits, hidden_states = self._student_forward(model, inputs, layers, lean)
         if model.training and hidden_states and not hidden_states[-1].requires_grad:
             raise PosEncError(
                 "Reentrant gradient checkpointing hides hidden states from the loss: pass "
@@ -154,7 +149,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         """Run the teacher, or read its predictions from the cache if no hidden states are compared any more."""
         assert self.teacher is not None
         batch = self._teacher_inputs(inputs)
-        if self._is_sharded and ATTENTION_MASK in batch and batch["input_ids"].shape[1] > self.teacher.max_length:
+        if self._is_sharded and ATTENTION_MASK in batch and batch[INPUT_IDS].shape[1] > self.teacher.max_length:
             # The processes run a sharded teacher together, but padded rows may have another length in each.
             raise PosEncError(
                 f"With FSDP or DeepSpeed, padded rows must not be longer than the {self.teacher.max_length} tokens "
@@ -197,22 +192,16 @@ class RecoveryTrainer(CheckpointingTrainer):
             self.teacher_cache.flush()
         return output
 
-    def _lean_forward(self, model: nn.Module, unwrapped: PreTrainedModel, inputs: Batch) -> LeanForward | None:
-        """The student's forward pass without logits; None where something else needs them, or hooks may not work."""
+    def _can_skip_logits(self, model: nn.Module, unwrapped: PreTrainedModel, inputs: Batch) -> bool:
+        """Whether nothing but the distillation loss needs the student's logits, and hooks work."""
         is_plain = model is unwrapped or isinstance(model, nn.parallel.DistributedDataParallel)
-        if self._is_sharded or not is_plain or LABELS in inputs:
-            return None
-        if self._student_forward is None or self._student_forward.model is not unwrapped:
-            self._student_forward = LeanForward(unwrapped)
-        with self.accelerator.autocast():
-            self._student_forward.prepare(inputs)
-        return self._student_forward
+        return is_plain and not self._is_sharded and LABELS not in inputs
 
     def _distills(self, model: nn.Module, inputs: Batch) -> bool:
         """In training, unless a classifier cannot read rows this long; in evaluation only if there are no labels."""
         if self.teacher is None or LABELS not in inputs:
             return self.teacher is not None
-        labels, input_ids_BN = inputs[LABELS], inputs["input_ids"]
+        labels, input_ids_BN = inputs[LABELS], inputs[INPUT_IDS]
         is_readable = labels.shape == input_ids_BN.shape or input_ids_BN.shape[1] <= self.teacher.max_length
         return model.training and is_readable
 
@@ -286,7 +275,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         super().log(with_perplexity(logs, self.predicts_tokens), *args, **kwargs)
 
 
-def with_perplexity(metrics: dict[str, float], predicts_tokens: bool = True) -> dict[str, float]:
+def with_perplexity(metrics: dict[str, float], predicts_tokens: bool) -> dict[str, float]:
     """Add the perplexity to the metrics of an evaluation whose loss is a mean over tokens."""
     if predicts_tokens and "eval_loss" in metrics:
         metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))

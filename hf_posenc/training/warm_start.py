@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..checkpoints import is_scheme_parameter
+from ..checkpoints import eval_mode, is_scheme_parameter
 from ..errors import PosEncError
 from .attention_targets import LayerTarget, StockAttention, check_input_ids, drops_table, paired_bases
 from .closed_form import HeadOrders
+from .optimizer import minimize
 
 PROJECTION_LEARNING_RATE, REFERENCE_WIDTH = 5e-3, 64
 """Projections up to this width use this rate; for wider models it falls with the square root of the width."""
@@ -81,17 +81,13 @@ def fit(
     check_input_ids(input_ids)
     if rows < 1 or steps < 0:
         raise PosEncError(f"steps must be at least 0 and rows at least 1, got steps={steps} and rows={rows}")
-    was_training = variant.training
-    variant.eval()
     results = []
-    try:
+    with eval_mode(variant):
         for index, (stock_base, base) in enumerate(paired_bases(stock_model, variant)):
             orders = head_orders[index] if head_orders else {}
             divergence = _AttentionDivergence(StockAttention(stock_base, base), input_ids, rows, orders)
             groups = _parameter_groups(base, projections, learning_rate, projection_learning_rate)
-            results.append(_minimize(divergence, groups, steps, progress))
-    finally:
-        variant.train(was_training)
+            results.append(_fit_base(divergence, groups, steps, progress))
     return FitResult(
         before=statistics.fmean(result.before for result in results),
         after=statistics.fmean(result.after for result in results),
@@ -132,36 +128,22 @@ def _parameter_groups(
     return [group for group in groups if group["params"]]
 
 
-def _minimize(divergence: _AttentionDivergence, groups: list[dict[str, Any]], steps: int, progress: bool) -> FitResult:
-    """Adam with a cosine schedule; everything is put back if that made the divergence worse."""
+def _fit_base(divergence: _AttentionDivergence, groups: list[dict[str, Any]], steps: int, progress: bool) -> FitResult:
+    """Fit one base model; everything is put back if that made the divergence worse."""
     with torch.no_grad():
         before = divergence(0).item()
     if not groups or not steps:
         return FitResult(before, before)
     parameters = [parameter for group in groups for parameter in group["params"]]
-    initial = [(parameter.detach().clone(), parameter.requires_grad) for parameter in parameters]
-    with torch.enable_grad():
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        optimizer = torch.optim.Adam(groups)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        for step in tqdm(range(steps), desc="Fitting attention", unit="step", disable=not progress):
-            loss = divergence(step)
-            if not loss.requires_grad:  # the scheme has no parameters
-                break
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            scheduler.step()
+    initial = [parameter.detach().clone() for parameter in parameters]
+    minimize(divergence, groups, steps, "Fitting attention" if progress else None)
     with torch.no_grad():
         after = divergence(0).item()
-        is_better = after <= before  # false for NaN
-        for parameter, (value, requires_grad) in zip(parameters, initial, strict=True):
-            if not is_better:
-                parameter.copy_(value)
-            parameter.requires_grad_(requires_grad)
-            parameter.grad = None
-    return FitResult(before, after if is_better else before)
+        if after <= before:  # false for NaN
+            return FitResult(before, after)
+        for parameter, value in zip(parameters, initial, strict=True):
+            parameter.copy_(value)
+    return FitResult(before, before)
 
 
 class _AttentionDivergence:

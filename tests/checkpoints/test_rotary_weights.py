@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
 import hf_posenc
 from hf_posenc import PosEncError
-from hf_posenc.checkpoints.rotary_weights import RotaryChange, rotary_feature_order
+from hf_posenc.checkpoints.weights import RotaryChange, rotary_feature_order
 from hf_posenc.schemes.learned import extended_rows
 from tests.support import tiny_models as tiny
 

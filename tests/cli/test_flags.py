@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hf_posenc.cli import app, waiting
-from hf_posenc.cli.flags import name_flags
+from hf_posenc.cli import app, messages
+from hf_posenc.cli.messages import name_flags
 from tests.support import word_level_tokenizer as word_level
 
 FLAGS = {"max_length": "--max-length", "layer": "--layer", "data": "--data", "scheme": "--scheme"}
@@ -108,7 +108,7 @@ def test_a_push_names_its_flag(files: Path, tmp_path: Path) -> None:
 def test_a_long_wait_is_announced(command: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--scheme", "alibi", "--out", str(tmp_path / "out"), "--json"] if command == "convert" else ["--json"]
     for patience, announced in ((1e-6, True), (300.0, False)):
-        monkeypatch.setattr(waiting, "PATIENCE", patience)
+        monkeypatch.setattr(messages, "PATIENCE", patience)
         done = CliRunner().invoke(app, [command, str(files / "stock"), *options, *(["--force"] * (len(options) > 1))])
         assert done.exit_code == 0, done.output
         assert ("ing " + str(files / "stock") + " ..." in done.stderr) is announced
@@ -118,8 +118,8 @@ def test_a_long_wait_is_announced(command: str, files: Path, tmp_path: Path, mon
 def test_a_wait_that_ended_is_not_announced(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 0.05)
-    with pytest.raises(KeyError), waiting.announce_wait("Failing"):
+    monkeypatch.setattr(messages, "PATIENCE", 0.05)
+    with pytest.raises(KeyError), messages.announce_wait("Failing"):
         raise KeyError
     time.sleep(0.1)
     assert capsys.readouterr().err == ""

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from hf_posenc.cli import app
 from hf_posenc.errors import PosEncError
 from hf_posenc.training import TrainRequest, check_hub_arguments, parse_train_length
-from hf_posenc.training.argument_checks import WITHOUT_EFFECT, check_training_arguments
-from hf_posenc.training.arguments import NAIVE
+from hf_posenc.training.arguments import WITHOUT_EFFECT, check_training_arguments
+from hf_posenc.training.recipes import NAIVE
 
 CONDITIONAL = {
     *("eval_strategy", "do_eval", "eval_on_start", "load_best_model_at_end", "train_sampling_strategy"),

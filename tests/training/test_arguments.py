@@ -19,8 +19,9 @@ from hf_posenc.checkpoints import RUN_STATE_FILE
 from hf_posenc.cli import app
 from hf_posenc.errors import PosEncError, install_command
 from hf_posenc.training import LossWeights, train
-from hf_posenc.training.arguments import NAIVE, RECOMMENDED, Stage
+from hf_posenc.training.arguments import Stage
 from hf_posenc.training.factories import RunBuilder
+from hf_posenc.training.recipes import NAIVE, RECOMMENDED
 from tests.support import tiny_models as tiny
 from tests.support.training_runs import LENGTH, request, settings
 

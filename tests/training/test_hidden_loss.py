@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_posenc.training.hidden_loss import hidden_state_distance
+from hf_posenc.training.distillation import hidden_state_distance
 
 ROWS, LENGTH, WIDTH, MASSIVE = 2, 32, 16, 1e4
 

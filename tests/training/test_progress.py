@@ -8,7 +8,7 @@ import pytest
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
-from hf_posenc.training.progress import LabelledProgressCallback, label_progress_bars
+from hf_posenc.training.run import LabelledProgressCallback, label_progress_bars
 from tests.support import tiny_models as tiny
 
 STATE = TrainerState(max_steps=3, is_world_process_zero=True)

@@ -16,8 +16,8 @@ from transformers import AutoModel
 from hf_posenc.checkpoints import RECOVERY_FILE
 from hf_posenc.errors import PosEncError
 from hf_posenc.training import RecoveryTrainer, Teacher, train
-from hf_posenc.training.arguments import DEFAULT_FIT_RATIO, NAIVE, RECOMMENDED, resolve_fit_ratio
 from hf_posenc.training.data import sample_input_ids
+from hf_posenc.training.recipes import DEFAULT_FIT_RATIO, NAIVE, RECOMMENDED, resolve_fit_ratio
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 from tests.support.sampling import some

@@ -15,7 +15,7 @@ from hf_posenc.cli import app
 from hf_posenc.cli.train import build_request
 from hf_posenc.errors import PosEncError
 from hf_posenc.training import RECIPES, TrainRequest, get_recipe, train
-from hf_posenc.training.arguments import NAIVE, RECOMMENDED
+from hf_posenc.training.recipes import NAIVE, RECOMMENDED
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 from tests.support.training_runs import LENGTH, settings

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 from hf_posenc.checkpoints import RECOVERY_FILE
 from hf_posenc.errors import PosEncError
 from hf_posenc.training import LossWeights, Recipe, RecoveryTrainer, Teacher, train
-from hf_posenc.training.arguments import NAIVE
+from hf_posenc.training.recipes import NAIVE
 from tests.support import word_level_tokenizer as word_level
 from tests.support.sampling import some
 from tests.support.training_runs import LENGTH, files_in, losses_in, request, settings, weights

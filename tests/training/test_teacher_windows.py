@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from hf_posenc.checkpoints import RECOVERY_FILE
 from hf_posenc.training import Teacher, train
-from hf_posenc.training.teacher_windows import SpecialTokens, Window, plan_windows, window_inputs
+from hf_posenc.training.teacher import SpecialTokens, Window, plan_windows, window_inputs
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
 from tests.support.sampling import some

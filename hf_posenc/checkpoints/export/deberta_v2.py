@@ -13,10 +13,9 @@ import torch
 from transformers import DebertaV2Config
 
 from ...schemes.deberta import DebertaOptions
-from .bert_heads import MASKED_LM, HeadTable, encoder_fields, find_head
+from .bert import MASKED_LM, HeadTable, encoder_fields, find_head, score_scheme
 from .plan import Exporter, ExportPlan, per_head
 from .position_table import added_rows, default_positions
-from .scores import score_scheme
 from .variant import HEAD, MERGED, NoStockEqual, Rules, Variant
 
 BASE: Rules = {
@@ -30,10 +29,6 @@ HEADS: HeadTable = {
     "BertForTokenClassification": ("DebertaV2ForTokenClassification", {}),
     "BertForQuestionAnswering": ("DebertaV2ForQuestionAnswering", {}),
 }
-
-
-def _applies(variant: Variant) -> bool:
-    return variant.model_type == "bert"
 
 
 def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
@@ -103,6 +98,6 @@ def _scaled(variant: Variant, parameter: str, factors: torch.Tensor) -> torch.Te
 DEBERTA_V2 = Exporter(
     target="deberta-v2",
     accepts="`deberta` in all layers, alone or with schemes that add to the input (such as `learned`)",
-    applies=_applies,
+    applies=lambda variant: variant.model_type == "bert",
     plan=_plan,
 )

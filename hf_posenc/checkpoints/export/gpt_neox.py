@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from transformers import GPTNeoXConfig
 
-from ..rotary_weights import rotary_feature_order
+from ..weights import rotary_feature_order
 from .plan import Exporter, ExportPlan, common_fields
 from .rotations import layer_rotations, length_notes, rope_parameters, rotary_length, rotation_of_all_layers
 from .variant import NoStockEqual, Rules, Variant
@@ -42,10 +42,6 @@ FIELDS = {
     "attn_pdrop": "attention_dropout",
     "resid_pdrop": "hidden_dropout",
 }
-
-
-def _applies(variant: Variant) -> bool:
-    return variant.model_type == "gpt2"
 
 
 def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
@@ -92,7 +88,7 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
 
 
 def _by_head(fused: torch.Tensor, order: list[int], num_heads: int) -> torch.Tensor:
-    """GPT-2's columns (all queries, all keys, all values) as GPT-NeoX's rows, grouped by head; as they rotate."""
+    """GPT-2's columns (all queries, all keys, all values) as GPT-NeoX's rows, grouped by head, in its rotary order."""
     rows = torch.t(fused).unflatten(0, (3, num_heads, -1))
     rows = torch.cat([rows[:2, :, order], rows[2:]])
     return rows.transpose(0, 1).flatten(0, 2)
@@ -101,6 +97,6 @@ def _by_head(fused: torch.Tensor, order: list[int], num_heads: int) -> torch.Ten
 GPT_NEOX = Exporter(
     target="gpt_neox",
     accepts="`rope` in all layers, with any theta, scaling, layout and partial_rotary_factor",
-    applies=_applies,
+    applies=lambda variant: variant.model_type == "gpt2",
     plan=_plan,
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from transformers import MPNetConfig
 
-from .bert_heads import HeadTable, encoder_fields, find_head
+from .bert import HeadTable, encoder_fields, find_head, score_scheme
 from .plan import Exporter, ExportPlan
 from .position_table import added_rows, default_positions
-from .scores import score_scheme
 from .variant import HEAD, MERGED, NoStockEqual, Rules, Variant
 
 NUM_BUCKETS, MAX_DISTANCE = 32, 128
@@ -36,10 +35,6 @@ HEADS: HeadTable = {
     "BertForTokenClassification": ("MPNetForTokenClassification", {}),
     "BertForQuestionAnswering": ("MPNetForQuestionAnswering", {}),
 }
-
-
-def _applies(variant: Variant) -> bool:
-    return variant.model_type == "bert"
 
 
 def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
@@ -77,6 +72,6 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
 MPNET = Exporter(
     target="mpnet",
     accepts="`t5` with its default buckets, alone or with schemes that add to the input (such as `learned`)",
-    applies=_applies,
+    applies=lambda variant: variant.model_type == "bert",
     plan=_plan,
 )

@@ -30,11 +30,11 @@ class ExportPlan:
     max_positions: int | None = None
     """How many positions the stock model serves; None: any number."""
     checked_position: int | None = None
-    """A position from which on a few tokens are compared too, where the stock model takes position_ids."""
+    """The position of a few more tokens that are compared if the stock model takes position_ids."""
     left_out: list[str] = dataclasses.field(default_factory=list)
     """Tensors of the variant that the stock model has no use for."""
     notes: list[str] = dataclasses.field(default_factory=list)
-    """What differs between the two models outside of what they compute."""
+    """What users should know about the stock model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +59,11 @@ COMMON_FIELDS = (
 )
 
 
-def common_fields(config: PreTrainedConfig, names: Mapping[str, str] | None = None) -> dict[str, object]:
+def common_fields(config: PreTrainedConfig, names: Mapping[str, str]) -> dict[str, object]:
     """The fields of a config that mean the same in every model type, and others by their new names."""
     fields = {name: getattr(config, name) for name in COMMON_FIELDS if getattr(config, name, None) is not None}
     fields |= {name: getattr(config, name, None) for name in TOKEN_FIELDS}
-    return fields | {new: getattr(config, old) for old, new in (names or {}).items()}
+    return fields | {new: getattr(config, old) for old, new in names.items()}
 
 
 def narrow_if_exact(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

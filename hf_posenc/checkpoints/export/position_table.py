@@ -14,10 +14,6 @@ from .same_rotation import scheme_names
 from .variant import NoStockEqual, Variant
 
 
-def _applies(variant: Variant) -> bool:
-    return variant.architecture.table is not None
-
-
 def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     for seams in variant.plan.state.active:
         acting = [index for seam in LAYER_SEAMS for index in seams[seam]]
@@ -56,12 +52,7 @@ def input_schemes(variant: Variant) -> list[InputScheme]:
 
 @torch.no_grad()
 def added_rows(variant: Variant, num_positions: int) -> torch.Tensor:
-    """What all schemes of a variant together add to the input embedding at each position: (positions, width).
-
-    Raises:
-        NoStockEqual: If any does more than add.
-        PosEncError: If a table is too short.
-    """
+    """What all schemes of a variant together add to the input embedding at each position: (positions, width)."""
     schemes, shape = input_schemes(variant), variant.shape
     width = shape.embedding_size or shape.hidden_size
     positions = _positions(num_positions, shape.causal)
@@ -113,6 +104,6 @@ def _positions(length: int, causal: bool) -> Positions:
 POSITION_TABLE = Exporter(
     target="the same model type, with its position table written out",
     accepts="`learned` (extended too), `window`, `sinusoidal`, `polynomial`, `exponential`, added; and `none`",
-    applies=_applies,
+    applies=lambda variant: variant.architecture.table is not None,
     plan=_plan,
 )

@@ -6,7 +6,7 @@ import torch
 from transformers import RoFormerConfig
 
 from ...errors import PosEncError
-from .bert_heads import MASKED_LM, HeadTable, encoder_fields, find_head
+from .bert import MASKED_LM, HeadTable, encoder_fields, find_head
 from .plan import Exporter, ExportPlan
 from .rotations import depends_on_length, layer_rotations, reordered_heads, rotation_of_all_layers, rotation_table
 from .variant import NoStockEqual, Rules, Variant
@@ -18,10 +18,6 @@ HEADS: HeadTable = {
     "BertForTokenClassification": ("RoFormerForTokenClassification", {}),
     "BertForQuestionAnswering": ("RoFormerForQuestionAnswering", {}),
 }
-
-
-def _applies(variant: Variant) -> bool:
-    return variant.model_type == "bert"
 
 
 def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
@@ -51,6 +47,6 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
 ROFORMER = Exporter(
     target="roformer",
     accepts="`rope` in all layers, with any theta, fixed scaling, layout and partial_rotary_factor",
-    applies=_applies,
+    applies=lambda variant: variant.model_type == "bert",
     plan=_plan,
 )

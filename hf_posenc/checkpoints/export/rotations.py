@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,17 +16,16 @@ from ...patches import SchemePlan
 from ...schemes.base import LAYER_SEAMS, STOCK_ROTATION
 from ...schemes.rope_parameters import CHANGES_WITH_LENGTH
 from ...schemes.rotary import Rope
-from ..rotary_weights import RotaryChange, reorder_rows, rotary_feature_order
-from ..weights import Transform
+from ..companions import to_json_bytes
+from ..weights import RotaryChange, Transform, reorder_rows, rotary_feature_order
 from .variant import NoStockEqual, Variant
+
+OWN_FIELDS = ("rope_theta", "partial_rotary_factor")
+"""Settings with a field of their own in the configs of transformers 4; the others are in `rope_scaling`."""
 
 
 def layer_rotations(plan: SchemePlan) -> list[Rope | None]:
-    """The rotation of each layer, None where there is none.
-
-    Raises:
-        NoStockEqual: If any scheme acts elsewhere, or is not `rope`.
-    """
+    """The rotation of each layer, if any. Raises `NoStockEqual` if a scheme acts elsewhere, or is not `rope`."""
     rotations: list[Rope | None] = []
     if plan.state.at_embedding:
         raise NoStockEqual(f"{plan.schemes[plan.state.at_embedding[0]].name} acts at the input embedding")
@@ -81,16 +82,7 @@ def depends_on_length(rope: Rope | None) -> bool:
 
 
 def rotary_length(rope: Rope | None, trained: int, max_positions: int | None) -> int:
-    """`max_position_embeddings` of a stock config with this rotation.
-
-    Args:
-        rope: The rotation, if there is any.
-        trained: The length that the checkpoint was trained for.
-        max_positions: The length that was asked for, if any.
-
-    Raises:
-        PosEncError: If that length would change the angles.
-    """
+    """`max_position_embeddings` of a stock config: what was asked for, unless it would change the angles."""
     if rope is None or rope.rope_type not in (*CHANGES_WITH_LENGTH, "yarn"):
         return trained if max_positions is None else max_positions
     if max_positions is not None:
@@ -119,14 +111,7 @@ def length_notes(rope: Rope | None, trained: int) -> list[str]:
 def reordered_heads(variant: Variant, change: RotaryChange, rope: Rope, modules: Sequence[str]) -> dict[str, Transform]:
     """Reorder the rotary features of queries and keys, in the tensors whose rows they are.
 
-    Args:
-        variant: The variant.
-        change: From which order to which.
-        rope: The rotation, which says how many features of a head rotate.
-        modules: The beginnings of the names of the projections and norms inside self-attention, such as "q_".
-
-    Raises:
-        NoStockEqual: If projections are fused.
+    The names of these projections and norms inside self-attention begin with one of `modules`, such as "q_".
     """
     order = rotary_feature_order(change, variant.shape.head_size, rope.rotary_size)
     transforms: dict[str, Transform] = {}
@@ -150,3 +135,19 @@ def rotation_table(rope: Rope, num_positions: int) -> tuple[torch.Tensor, torch.
     sin, cos = angles.sin() * rope.attention_factor, angles.cos() * rope.attention_factor
     rest = (num_positions, rope.shape.head_size // 2 - sin.shape[1])
     return torch.cat([sin, torch.zeros(rest)], dim=1), torch.cat([cos, torch.ones(rest)], dim=1)
+
+
+def add_older_rope_fields(path: Path) -> None:
+    """Repeat `rope_parameters` of a config.json in the fields of transformers 4. transformers 5 reads both alike.
+
+    transformers 4 and tools that follow it do not know `rope_parameters`, and would silently rotate by their default
+    angles. Settings per type of layer have no such fields, and are left alone.
+    """
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    parameters = fields.get("rope_parameters")
+    if not parameters or any(isinstance(value, dict) for value in parameters.values()):
+        return
+    fields |= {name: parameters[name] for name in OWN_FIELDS if name in parameters}
+    if parameters.get("rope_type", "default") != "default":
+        fields["rope_scaling"] = {name: value for name, value in parameters.items() if name not in OWN_FIELDS}
+    path.write_bytes(to_json_bytes(fields))

@@ -15,12 +15,20 @@ from ..files import atomic_directory, resolve_output_dir
 from ..loading import load_tokenizer
 from ..source import read_json_object
 from ..weights import write_shards
-from .plan import narrow_if_exact
-from .registry import plan_export
-from .rope_fields import add_older_rope_fields
-from .variant import Variant
+from .deberta_v2 import DEBERTA_V2
+from .gpt_neox import GPT_NEOX
+from .mpnet import MPNET
+from .plan import Exporter, ExportPlan, narrow_if_exact
+from .position_table import POSITION_TABLE
+from .roformer import ROFORMER
+from .rotations import add_older_rope_fields
+from .same_rotation import SAME_ROTATION
+from .smollm3 import SMOLLM3
+from .variant import NoStockEqual, Variant
 from .verification import Verification, verify_export, verify_tokenizer
 
+EXPORTERS = (SAME_ROTATION, SMOLLM3, POSITION_TABLE, GPT_NEOX, ROFORMER, MPNET, DEBERTA_V2)
+"""In order of preference."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
@@ -136,8 +144,24 @@ def export_checkpoint(
     )
 
 
+def plan_export(variant: Variant, max_positions: int | None) -> ExportPlan:
+    """Find the stock model that equals a variant. The error if there is none says why, and which schemes have one."""
+    reasons: dict[Exporter, str] = {}
+    for exporter in EXPORTERS:
+        if exporter.applies(variant):
+            try:
+                return exporter.plan(variant, max_positions)
+            except NoStockEqual as reason:
+                reasons[exporter] = str(reason)
+    lines = [f"No stock model computes {variant.model_type} with position scheme {variant.scheme_text}:"]
+    lines += [f"  not {exporter.target}: {reason}" for exporter, reason in reasons.items()]
+    lines += [f"Schemes of {variant.model_type} that can be exported:"]
+    lines += [f"  {exporter.accepts} -> {exporter.target}" for exporter in reasons]
+    raise NoStockEqual("\n".join(lines))
+
+
 def _adapt_tokenizer_config(variant: Variant, directory: Path, max_positions: int | None) -> None:
-    """Name the tokenizer's class, which transformers would else choose by model type, and its new length."""
+    """Name the tokenizer's class, which transformers would otherwise choose by model type, and its new length."""
     path = directory / TOKENIZER_CONFIG
     tokenizer = load_tokenizer(variant.directory)
     if tokenizer is None:

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 
 from ...patches import Architecture, SchemePlan
 from ...schemes.rotary import Rope
+from ..inspection import is_scheme_parameter
 from .plan import Exporter, ExportPlan
 from .rotations import (
     layer_rotations,
@@ -24,18 +25,9 @@ from .variant import NoStockEqual, Variant
 def stock_rope_parameters(
     architecture: Architecture, config: PreTrainedConfig, plan: SchemePlan
 ) -> dict[str, Any] | None:
-    """The `rope_parameters` with which a stock config alone gives a variant's result; None if it has no such config.
-
-    Args:
-        architecture: The architecture of the variant.
-        config: Its config.
-        plan: Its schemes.
-
-    Returns:
-        `rope_parameters` as in config.json.
-    """
+    """The `rope_parameters` with which a stock config alone gives a variant's result, if there are any."""
     try:
-        rope = _stock_rotation(architecture, config, plan)
+        rope = _stock_rotation(architecture, plan)
     except NoStockEqual:
         return None
     if rope.layout != architecture.shape(config).rotary_layout:
@@ -47,13 +39,9 @@ def stock_rope_parameters(
     return parameters
 
 
-def _applies(variant: Variant) -> bool:
-    return variant.architecture.rotary
-
-
 def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     architecture, config = variant.architecture, variant.stock_config()
-    rope = _stock_rotation(architecture, variant.config, variant.plan)
+    rope = _stock_rotation(architecture, variant.plan)
     plan = ExportPlan(config, variant.head, variant.head, names=scheme_names(variant))
     stock_layout = variant.shape.rotary_layout
     if rope.layout != stock_layout:
@@ -68,7 +56,7 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     return plan
 
 
-def _stock_rotation(architecture: Architecture, config: PreTrainedConfig, plan: SchemePlan) -> Rope:
+def _stock_rotation(architecture: Architecture, plan: SchemePlan) -> Rope:
     """The rotation of a variant, if its stock model can compute it in the same layers and to the same extent."""
     if not architecture.rotary:
         raise NoStockEqual(f"{architecture.model_type} does not rotate queries and keys")
@@ -99,12 +87,12 @@ def _set_rotation(config: PreTrainedConfig, rope: Rope) -> None:
 
 def scheme_names(variant: Variant) -> dict[str, str | None]:
     """The parameters of schemes, to leave out."""
-    return {name: None for name, parameter in variant.model_names.items() if "position_scheme." in parameter}
+    return {name: None for name, parameter in variant.model_names.items() if is_scheme_parameter(parameter)}
 
 
 SAME_ROTATION = Exporter(
     target="the same model type, with other rope_parameters",
     accepts="`rope` in all layers, with any theta, scaling and layout",
-    applies=_applies,
+    applies=lambda variant: variant.architecture.rotary,
     plan=_plan,
 )

@@ -29,10 +29,6 @@ FIELDS = (
 )
 
 
-def _applies(variant: Variant) -> bool:
-    return variant.model_type in CLASS_PREFIXES
-
-
 def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     stock, rotations = variant.stock_config(), layer_rotations(variant.plan)
     if variant.model_type == "smollm3":  # its own angles are left to its own code, which skips some layers
@@ -96,6 +92,6 @@ def _window_fields(stock: Any) -> dict[str, Any]:
 SMOLLM3 = Exporter(
     target="smollm3",
     accepts="`rope` in some layers and nothing in the others, or `none`",
-    applies=_applies,
+    applies=lambda variant: variant.model_type in CLASS_PREFIXES,
     plan=_plan,
 )

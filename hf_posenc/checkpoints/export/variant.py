@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +17,11 @@ from transformers import PreTrainedConfig
 from ...config import VariantConfig
 from ...errors import PosEncError
 from ...model_types import VARIANT_PREFIX
-from ...patches import Architecture, SchemePlan, find_architecture, plan_schemes
+from ...patches import SchemePlan, find_architecture, plan_schemes
 from ...patches.compat import checkpoint_to_model_names
 from ...schemes import ModelShape, Scheme
 from ..inspection import base_prefix, build_meta_model, check_weights, is_scheme_parameter
-from ..source import Shard, find_checkpoint, read_config, read_config_fields, read_shards
+from ..source import Checkpoint, find_checkpoint, merge_tensors, read_config, read_config_fields, read_shards
 
 Rules = Mapping[str, str | None]
 """Regular expressions and their replacements, applied in order. What matches a None is left out, and what matches
@@ -37,13 +36,9 @@ class NoStockEqual(PosEncError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Variant:
+class Variant(Checkpoint):
     """A saved variant, opened for export: its weights are complete and fit its config."""
 
-    directory: Path
-    config: PreTrainedConfig
-    architecture: Architecture
-    shards: tuple[Shard, ...]
     head: str
     """The name of the stock class that it is a variant of."""
     model_names: dict[str, str]
@@ -68,7 +63,7 @@ class Variant:
         architecture = find_architecture(config)
         if architecture is None or not isinstance(config, VariantConfig):
             raise PosEncError(f"{source} is not a variant that this version knows: {model_type}")
-        tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
+        tensors = merge_tensors(shards)
         if getattr(config, "quantization_config", None):
             raise PosEncError(
                 f"{source} is quantized: export the variant before quantization, then quantize the export"
@@ -122,19 +117,6 @@ class Variant:
         return f"{self.prefix}{self.architecture.layers}.{layer}.{self.architecture.self_attention}"
 
     @cached_property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors of the files, on the meta device."""
-        return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        """The dtype of most parameters."""
-        sizes: Counter[torch.dtype] = Counter()
-        for tensor in self.tensors.values():
-            sizes[tensor.dtype] += tensor.numel()
-        return sizes.most_common(1)[0][0]
-
-    @cached_property
     def stored_names(self) -> dict[str, str]:
         """The tensor in the files for each parameter."""
         return {parameter: name for name, parameter in self.model_names.items()}
@@ -155,15 +137,14 @@ class Variant:
         return config
 
     def rename(self, base: Rules, target_prefix: str, head: Rules) -> tuple[dict[str, str | None], list[str]]:
-        """New names for all tensors, for a model of another type.
+        """New names for all tensors by the old ones, for a model of another type; and the tensors that are left out.
+
+        The name of a tensor that is not written is None.
 
         Args:
             base: Rules for the names inside the base model.
             target_prefix: The prefix of the base model inside the target with a head.
             head: Rules for the names of the head.
-
-        Returns:
-            The new names by the old ones, None for what is not written; and the tensors that are left out.
         """
         names: dict[str, str | None] = {}
         left_out = []

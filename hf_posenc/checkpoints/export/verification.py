@@ -44,20 +44,7 @@ class Verification:
 
 
 def verify_export(variant: Variant, plan: ExportPlan, exported: Path, text: Path | None) -> Verification:
-    """Run both models, one after the other, on the same tokens.
-
-    Args:
-        variant: The variant.
-        plan: How it was exported.
-        exported: The directory of the exported model.
-        text: A text file to compare on too.
-
-    Returns:
-        The largest difference found.
-
-    Raises:
-        PosEncError: If the outputs differ by more than rounding.
-    """
+    """Run both models, one after the other, on the same tokens. Raises `PosEncError` if outputs differ."""
     # Stock models with dynamic scaling keep the angles of the longest input so far, so the longest comes last.
     inputs = sorted(_inputs(variant, plan, text), key=_length)
     expected = _run(variant.directory, plan.variant_class, inputs)

@@ -1,24 +1,62 @@
-"""Errors on the command line name the option at fault: Python arguments become flags."""
+"""What commands say on stderr: errors, which name the option at fault, and a line if something takes a while."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import typer
 
+from ..errors import PosEncError
+
+PATIENCE = 2.0
+"""Seconds that a command may take without a word."""
+
+
+@contextmanager
+def exit_on_user_error(context: typer.Context | None = None) -> Iterator[None]:
+    """Print the message of a `PosEncError`, or of a file that cannot be used, with the flag at fault, and exit with 2.
+
+    Other exceptions are bugs and keep their traceback.
+    """
+    try:
+        yield
+    except (PosEncError, OSError) as error:
+        message = name_flags(str(error), *flags_of(context))
+        typer.secho(f"error: {message}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.secho("interrupted: no partial output was left behind", err=True)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def announce_wait(label: str) -> Iterator[None]:
+    """If the block takes longer than `PATIENCE`, print what it is doing, on stderr.
+
+    It is one line and not a moving bar, so that it does no harm in log files or above the progress bars of the block.
+    """
+    timer = threading.Timer(PATIENCE, lambda: typer.echo(f"{label} ...", err=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
 
 def name_flags(message: str, flags: Mapping[str, str], values: Mapping[str, str]) -> str:
-    """Say which option an error is about.
+    """Name flags in an error message that was written for Python, such as "max_length must be at least 1".
+
+    Names of arguments become flags. If there are none, the flag whose value is mentioned is put in front. A message
+    that has a flag already is returned as it is.
 
     Args:
-        message: An error message that was written for Python, such as "max_length must be at least 1".
+        message: The error message.
         flags: The flag of each argument, such as "--max-length" of "max_length".
         values: What was given on the command line for some of them.
-
-    Returns:
-        The message with flags in place of argument names; if it has none, with the flag whose value it mentions in
-        front. A message that has a flag already is returned as it is.
     """
     if any(_contains_flag(message, flag) for flag in flags.values()):
         return message

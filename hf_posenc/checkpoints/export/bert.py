@@ -1,4 +1,4 @@
-"""What the exports of BERT share: the fields of its config, and its heads."""
+"""What the exports of BERT share: the fields of its config, its heads, and the scheme inside attention."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from ...schemes.base import LAYER_SEAMS, STOCK_ROTATION
 from .plan import common_fields
 from .variant import NoStockEqual, Rules, Variant
 
@@ -34,3 +35,18 @@ def encoder_fields(variant: Variant) -> tuple[PreTrainedConfig, dict[str, Any]]:
     if stock.is_decoder or stock.add_cross_attention:
         raise NoStockEqual("only encoders can be exported")
     return stock, common_fields(stock, {name: name for name in FIELDS})
+
+
+def score_scheme(variant: Variant, name: str) -> tuple[int, Any]:
+    """The only scheme inside attention, and its index. Raises `NoStockEqual` unless it is this one, in all layers."""
+    seams = (*LAYER_SEAMS, STOCK_ROTATION)
+    by_layer = [{index for seam in seams for index in active[seam]} for active in variant.plan.state.active]
+    acting = sorted(set().union(*by_layer))
+    if len(acting) != 1:
+        raise NoStockEqual("several schemes act inside attention" if acting else "no scheme acts inside attention")
+    scheme = variant.schemes[acting[0]]
+    if scheme.name != name:
+        raise NoStockEqual(f"{scheme.name} acts inside attention, not {name}")
+    if not all(by_layer):
+        raise NoStockEqual(f"{name} acts in some layers only")
+    return acting[0], scheme
