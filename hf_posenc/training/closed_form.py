@@ -12,6 +12,7 @@ import dataclasses
 
 import torch
 from torch.nn import functional
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -42,6 +43,7 @@ def closed_form_start(
     reorder_heads: bool = True,
     fold_rotation: bool = True,
     match_biases: bool = True,
+    progress: bool = False,
 ) -> HeadOrders:
     """Start a variant from the attention of its stock model, without gradients of the model.
 
@@ -56,6 +58,7 @@ def closed_form_start(
             fixed or shared by all layers. Reordering changes nothing that the model computes from content.
         fold_rotation: Multiply queries by the mean rotation between them and the keys that they attend to.
         match_biases: Set the parameters of biases so that each head attends to each distance as much as before.
+        progress: Show progress bars.
 
     Returns:
         How heads were reordered, for `fit`.
@@ -71,7 +74,7 @@ def closed_form_start(
     head_orders: HeadOrders = []
     with eval_mode(variant):
         for stock_base, base in paired_bases(stock_model, variant):
-            start = _ClosedForm(StockAttention(stock_base, base), input_ids.to(base.device))
+            start = _ClosedForm(StockAttention(stock_base, base), input_ids.to(base.device), progress)
             start.visit_layers(fold_rotation)
             head_orders.append(start.reorder_heads() if reorder_heads else {})
             if match_biases:
@@ -93,8 +96,8 @@ class _DistanceTarget:
 class _ClosedForm:
     """The start of one base model."""
 
-    def __init__(self, stock_attention: StockAttention, input_ids: torch.Tensor) -> None:
-        self.stock_attention, self.input_ids = stock_attention, input_ids
+    def __init__(self, stock_attention: StockAttention, input_ids: torch.Tensor, progress: bool) -> None:
+        self.stock_attention, self.input_ids, self.progress = stock_attention, input_ids, progress
         base, architecture = stock_attention.base, stock_attention.base.architecture
         self.shape = architecture.shape(base.config)
         self.positions = stock_attention.variant_positions(input_ids)
@@ -113,6 +116,7 @@ class _ClosedForm:
         """Fold the rotation of each layer that loses it, and find the bias that each layer should have."""
 
         def visit(target: LayerTarget) -> None:
+            bar.update()
             attention = self.stock_attention.attentions[target.layer]
             active = attention.layer_schemes(self.positions)
             depends_on_content = any(item.scheme.kind is not Kind.DISTANCE for item in active.score)
@@ -126,7 +130,8 @@ class _ClosedForm:
                 bias_HL = self._matching_bias(target, attention, mass_HL)
                 self.targets[target.layer] = _DistanceTarget(mass_HL, bias_HL)
 
-        self.stock_attention.visit_layers(self.input_ids, visit)
+        with tqdm(total=len(self.layouts), desc="Reading attention", unit="layer", disable=not self.progress) as bar:
+            self.stock_attention.visit_layers(self.input_ids, visit)
 
     def _sum_by_distance(self, weights: torch.Tensor) -> torch.Tensor:
         """The sums of attention weights over all pairs at the same distance, (H, L). Sinks do not count."""
@@ -202,7 +207,8 @@ class _ClosedForm:
         layers = [layer for layer in self.targets if self._bias(layer, positions) is not None]
         if layers and parameters:
             groups = [{"params": parameters, "lr": FIT_LEARNING_RATE}]
-            minimize(lambda step: self._bias_loss(layers, positions), groups, FIT_STEPS)
+            label = "Matching biases" if self.progress else None
+            minimize(lambda step: self._bias_loss(layers, positions), groups, FIT_STEPS, label)
 
     def _bias_loss(self, layers: list[int], positions: Positions) -> torch.Tensor:
         losses = []

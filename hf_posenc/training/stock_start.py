@@ -59,7 +59,7 @@ def start_from_stock_model(
     head_orders = None
     text = sample_input_ids(rows, CLOSED_FORM_ROWS, text_length) if any(pieces.values()) else None
     if text is not None and len(text) > 1:
-        head_orders = closed_form_start(stock_model, model, text, **pieces)
+        head_orders = closed_form_start(stock_model, model, text, **pieces, progress=True)
     fit_tokens = math.ceil(
         resolve_fit_ratio(recipe, architecture_of(model), model.config.position_scheme) * tokens_seen
     )
@@ -140,7 +140,7 @@ class ClosedFormStart:
         initial = dict(stock_model.named_parameters())
         initial |= {name: weight.clone() for name, weight in variant.named_parameters() if is_scheme_parameter(name)}
         absorb_table_mean(stock_model, variant, input_ids.shape[1])
-        closed_form_start(stock_model, variant, input_ids)
+        closed_form_start(stock_model, variant, input_ids, progress=True)
         if all(torch.equal(initial[name], weight) for name, weight in variant.named_parameters()):
             logger.warning("The warm start changed nothing: it is for schemes that add biases in place of a rotation")
             return

@@ -57,6 +57,16 @@ def test_each_piece_helps_and_can_be_left_out(piece: str) -> None:
     assert divergence(stock, variant, ids, orders) < divergence(stock, without, ids, other_orders)
 
 
+def test_progress_bars_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    (stock, variant), ids = stock_and_variant(T5), tiny.tokens(2, LENGTH)
+    closed_form_start(stock, copy.deepcopy(variant), ids)
+    assert capsys.readouterr().err == ""
+    closed_form_start(stock, variant, ids, progress=True)
+    shown = capsys.readouterr().err
+    assert "Reading attention: 100%" in shown
+    assert "Matching biases: 100%" in shown
+
+
 @torch.no_grad()
 def test_nothing_changes_where_the_own_encoding_stays() -> None:
     (stock, variant), ids = stock_and_variant(["rope", T5]), tiny.tokens(8, LENGTH)
