@@ -95,6 +95,13 @@ CASES = {
     "smollm3-fewer-layers": ExportCase("smollm3", rope(layers=[0, 1]), "smollm3", "rope"),
     "qwen3-theta": ExportCase("qwen3", rope(theta=500.0), "qwen3", "rope"),
     "gemma3-theta": ExportCase("gemma3_text", rope(theta=500.0), "gemma3_text", "rope"),
+    "gemma3-scaled": ExportCase("gemma3_text", scaling("linear"), "gemma3_text", "rope"),
+    "gemma3-sliding": ExportCase(
+        "gemma3_text",
+        [rope(layers="full_attention"), rope(theta=500.0, layers="sliding_attention")],
+        "gemma3_text",
+        rope(theta=500.0),
+    ),
     "phi-partial": ExportCase(
         "phi", rope(partial_rotary_factor=1.0), "phi", rope(partial_rotary_factor=0.5, theta=9000.0)
     ),

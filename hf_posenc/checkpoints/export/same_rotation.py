@@ -21,48 +21,71 @@ from .rotations import (
 )
 from .variant import NoStockEqual, Variant
 
+Rotations = dict[str, Rope]
+"""The rotation of each layer type; all layers have the type "" if the stock config knows one rotation only."""
+
 
 def stock_rope_parameters(
     architecture: Architecture, config: PreTrainedConfig, plan: SchemePlan
 ) -> dict[str, Any] | None:
     """The `rope_parameters` with which a stock config alone gives a variant's result, if there are any."""
-    try:
-        rope = _stock_rotation(architecture, plan)
-    except NoStockEqual:
-        return None
-    if rope.layout != architecture.shape(config).rotary_layout:
-        return None
     stock_config = copy.deepcopy(config)
     stock_config.become_stock()
-    _set_rotation(stock_config, rope)
+    try:
+        rotations = _stock_rotations(architecture, stock_config, plan)
+    except NoStockEqual:
+        return None
+    if _common_layout(rotations) != architecture.shape(config).rotary_layout:
+        return None
+    _set_rotations(stock_config, rotations)
     parameters: dict[str, Any] = stock_config.rope_parameters
     return parameters
 
 
 def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     architecture, config = variant.architecture, variant.stock_config()
-    rope = _stock_rotation(architecture, variant.plan)
+    rotations = _stock_rotations(architecture, config, variant.plan)
     plan = ExportPlan(config, variant.head, variant.head, names=scheme_names(variant))
-    stock_layout = variant.shape.rotary_layout
-    if rope.layout != stock_layout:
+    stock_layout, layout = variant.shape.rotary_layout, _common_layout(rotations)
+    if layout != stock_layout:
         change = "interleaved_to_halves" if stock_layout == "halves" else "halves_to_interleaved"
+        rope, *others = rotations.values()
+        if any(other.rotary_size != rope.rotary_size for other in others):
+            raise NoStockEqual("layers rotate different fractions of their heads, in another layout")
         plan.transforms = reordered_heads(variant, change, rope, ["q_", "k_"])  # type: ignore[arg-type]
-    _set_rotation(config, rope)
+    _set_rotations(config, rotations)
     trained = config.max_position_embeddings
-    if not rope.keeps_stock_rotation() or max_positions is not None:
-        config.max_position_embeddings = rotary_length(rope, trained, max_positions)
-    plan.notes += length_notes(rope, trained)
+    changed = [rope for rope in rotations.values() if not rope.keeps_stock_rotation()]
+    if changed or max_positions is not None:
+        config.max_position_embeddings = max(
+            rotary_length(rope, trained, max_positions) for rope in changed or rotations.values()
+        )
+    for rope in rotations.values():
+        plan.notes += [note for note in length_notes(rope, trained) if note not in plan.notes]
     plan.checked_position = trained + 3
     return plan
 
 
-def _stock_rotation(architecture: Architecture, plan: SchemePlan) -> Rope:
-    """The rotation of a variant, if its stock model can compute it in the same layers and to the same extent."""
+def _stock_rotations(architecture: Architecture, stock_config: PreTrainedConfig, plan: SchemePlan) -> Rotations:
+    """The rotations of a variant, if its stock model can compute them in the same layers and to the same extent."""
     if not architecture.rotary:
         raise NoStockEqual(f"{architecture.model_type} does not rotate queries and keys")
-    rope = rotation_of_all_layers(layer_rotations(plan))
-    if rope.keeps_stock_rotation():
-        return rope
+    layers, stock = layer_rotations(plan), stock_config.rope_parameters
+    layer_types = [""] * len(layers)
+    if any(isinstance(value, dict) for value in stock.values()):
+        layer_types = list(stock_config.layer_types)
+    of_types = {
+        name: [layer for layer, layer_type in zip(layers, layer_types, strict=True) if layer_type == name]
+        for name in dict.fromkeys(layer_types)
+    }
+    rotations = {name: rotation_of_all_layers(of_type) for name, of_type in of_types.items()}
+    for rope in rotations.values():
+        if not rope.keeps_stock_rotation():
+            _check_extent(architecture, rope)
+    return rotations
+
+
+def _check_extent(architecture: Architecture, rope: Rope) -> None:
     if architecture.rotates is not None:
         raise NoStockEqual(f"a stock {architecture.model_type} does not rotate in all layers")
     if architecture.position_axes > 1:
@@ -70,17 +93,26 @@ def _stock_rotation(architecture: Architecture, plan: SchemePlan) -> Rope:
     stock_factor = (rope.shape.rope_parameters or {}).get("partial_rotary_factor")
     if rope.partial_rotary_factor != (stock_factor or 1.0) and stock_factor is None:
         raise NoStockEqual(f"a stock {architecture.model_type} always rotates whole heads")
-    return rope
 
 
-def _set_rotation(config: PreTrainedConfig, rope: Rope) -> None:
-    """Set the rotation of a stock config, of every layer type if they have their own."""
-    if rope.keeps_stock_rotation():
+def _common_layout(rotations: Rotations) -> str:
+    """The order of features in all heads, which is that of the weights."""
+    layouts = {rope.layout for rope in rotations.values()}
+    if len(layouts) > 1:
+        raise NoStockEqual("layers have different layouts")
+    return layouts.pop()
+
+
+def _set_rotations(config: PreTrainedConfig, rotations: Rotations) -> None:
+    """Set the rotations of a stock config, except for those that are its own."""
+    changed = {
+        name: rope_parameters(rope, partial="partial_rotary_factor" in (rope.shape.rope_parameters or {}))
+        for name, rope in rotations.items()
+        if not rope.keeps_stock_rotation()
+    }
+    if not changed:
         return
-    stock = config.rope_parameters
-    parameters = rope_parameters(rope, partial="partial_rotary_factor" in (rope.shape.rope_parameters or {}))
-    nested = {key: value for key, value in stock.items() if isinstance(value, dict)}
-    config.rope_parameters = {key: dict(parameters) for key in nested} if nested else parameters
+    config.rope_parameters = changed.get("", {**config.rope_parameters, **changed})
     for name in ("rope_theta", "rope_scaling"):  # of releases before rope_parameters; both would count
         vars(config).pop(name, None)
 
