@@ -1,0 +1,283 @@
+"""Fused attention with a bias by head and distance, by Triton kernels, with gradients of all inputs.
+
+flex_attention adds to the gradient of a bias once per score. Here, each tile of scores first sums its diagonals.
+
+Shape legend: B batch, H heads, G key heads, Q queries, K keys, D head size, E head size of the values, L = Q + K - 1
+distances.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from .dense import sum_terms
+from .dispatch import AttentionCall, AttentionOutput
+from .key_spans import KeySpans
+from .triton_support import call_spans
+
+
+class Tiling(NamedTuple):
+    """How a kernel divides its work. Chosen so that no kernel spills registers and each fits into 99 KB of memory."""
+
+    block_q: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+class Tilings(NamedTuple):
+    """The tilings of all kernels. `backward_query` has square tiles."""
+
+    forward: Tiling
+    backward_query: Tiling
+    backward_key: Tiling
+
+
+def choose_tilings(head_size: int, dtype: torch.dtype) -> Tilings:
+    """The tilings for the padded size of a head."""
+    if dtype == torch.float32:
+        return Tilings(Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 1), Tiling(32, 32, 4, 1))
+    if head_size <= 64:
+        return Tilings(Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2))
+    if head_size <= 128:
+        return Tilings(Tiling(64, 64, 4, 2), Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 1))
+    return Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    scaling: float
+    causal: bool
+    spans: KeySpans | None
+    dropout: float
+
+    @property
+    def visible(self) -> str:
+        return "spans" if self.spans is not None else "causal" if self.causal else "all"
+
+
+def triton_attention(call: AttentionCall) -> AttentionOutput:
+    """Attention with a bias that depends on head and distance only, by the Triton kernels."""
+    spans = None if call.attention_mask is None else call_spans(call)
+    assert call.attention_mask is None or spans is not None
+    output_BQHE = attention_with_distance_bias(
+        call.query,
+        call.key,
+        call.value,
+        sum_terms(call),
+        scaling=call.scaling,
+        causal=call.causal,
+        spans=spans,
+        dropout=call.dropout,
+    )
+    return output_BQHE, None
+
+
+def attention_with_distance_bias(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias_HL: torch.Tensor,
+    *,
+    scaling: float,
+    causal: bool = False,
+    spans: KeySpans | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Compute softmax(scaling q.k + bias) v without a number per score in memory.
+
+    Queries that see no key get zeros. The order of additions to the gradient of the bias varies between runs.
+
+    Args:
+        query: (B, H, Q, D), float32, bfloat16 or float16.
+        key: (B, G, K, D).
+        value: (B, G, K, E).
+        bias_HL: The bias by distance, of each head or one for all: key j and query i have element j - i + Q - 1.
+        scaling: What products of queries and keys are multiplied by.
+        causal: Whether later keys are hidden. The last query sees all keys.
+        spans: The keys that each query sees; replaces `causal`.
+        dropout: The probability with which a weight is dropped. Which ones depends on torch's random state.
+
+    Returns:
+        The output, (B, Q, H, E).
+    """
+    settings = _Settings(scaling, causal, spans, dropout)
+    seed = torch.randint(2**62, (1,), device=query.device) if dropout > 0 else None  # stays on the device
+    output_BHQE: torch.Tensor = _DistanceBiasAttention.apply(query, key, value, bias_HL, seed, settings)  # type: ignore[no-untyped-call]
+    return output_BHQE.transpose(1, 2)
+
+
+class _DistanceBiasAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias_HL: torch.Tensor,
+        seed: torch.Tensor | None,
+        settings: _Settings,
+    ) -> torch.Tensor:
+        from .triton_kernels import forward_kernel
+
+        query, key, value = map(_with_adjacent_columns, (query, key, value))
+        bias = (bias_HL.float() / math.log(2)).contiguous()
+        output = _empty_by_token(query, value.shape[-1])
+        log_sums = query.new_empty(query.shape[:3], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, bias, seed, output, log_sums)
+        ctx.settings, ctx.bias_dtype = settings, bias_HL.dtype
+        tiling = choose_tilings(_padded(query, value), query.dtype).forward
+        num_tiles = -(-query.shape[2] // tiling.block_q)
+        _launch(
+            forward_kernel,
+            num_tiles * query.shape[0] * query.shape[1],
+            *(query, key, value, bias, _spans(settings, bias), bias if seed is None else seed, output, log_sums),
+            *map(_strides, (query, key, value, output)),
+            *(_head_stride(bias), *_numbers(query, key, settings)),
+            **_constants(query, value, settings),
+            BLOCK_Q=tiling.block_q,
+            BLOCK_K=tiling.block_k,
+            num_warps=tiling.num_warps,
+            num_stages=tiling.num_stages,
+        )
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, bias, seed, output, log_sums = ctx.saved_tensors
+        settings, d_output = ctx.settings, _with_adjacent_columns(d_output)
+        seed = bias if seed is None else seed
+        deltas, d_query = torch.empty_like(log_sums), _empty_by_token(query, query.shape[-1])
+        needs_bias_gradient = ctx.needs_input_grad[3]
+        d_bias = torch.zeros_like(bias) if needs_bias_gradient else bias
+        tilings = choose_tilings(_padded(query, value), query.dtype)
+        inputs = (query, key, value, bias, _spans(settings, bias))
+        numbers, constants = _numbers(query, key, settings), _constants(query, value, settings)
+        _backward_query(
+            tilings.backward_query,
+            (*inputs, seed, output, log_sums, d_output, deltas, d_query, d_bias),
+            (*map(_strides, (query, key, value, output, d_output, d_query)), _head_stride(bias), _head_stride(d_bias)),
+            numbers,
+            {**constants, "HAS_BIAS_GRADIENT": needs_bias_gradient},
+        )
+        d_key = d_value = None
+        if any(ctx.needs_input_grad[1:3]):
+            tiling = tilings.backward_key
+            ranges = bias if settings.spans is None else settings.spans.query_ranges(tiling.block_q, tiling.block_k)
+            d_key, d_value = (_empty_by_token(states, states.shape[-1]) for states in (key, value))
+            _backward_key(
+                tiling,
+                (*inputs, ranges, seed, log_sums, d_output, deltas, d_key, d_value),
+                (*map(_strides, (query, key, value, d_output, d_key, d_value)), _head_stride(bias)),
+                numbers,
+                constants,
+            )
+        return d_query, d_key, d_value, d_bias.to(ctx.bias_dtype) if needs_bias_gradient else None, None, None
+
+
+def _backward_query(
+    tiling: Tiling,
+    tensors: tuple[torch.Tensor, ...],
+    strides: tuple[Any, ...],
+    numbers: tuple[Any, ...],
+    constants: dict[str, Any],
+) -> None:
+    from .triton_kernels import backward_query_kernel
+
+    assert tiling.block_q == tiling.block_k
+    batch_size, num_heads, num_queries, _ = tensors[0].shape
+    _launch(
+        backward_query_kernel,
+        -(-num_queries // tiling.block_q) * batch_size * num_heads,
+        *(*tensors, *strides, *numbers),
+        **constants,
+        BLOCK=tiling.block_q,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+
+
+def _backward_key(
+    tiling: Tiling,
+    tensors: tuple[torch.Tensor, ...],
+    strides: tuple[Any, ...],
+    numbers: tuple[Any, ...],
+    constants: dict[str, Any],
+) -> None:
+    from .triton_kernels import backward_key_kernel
+
+    batch_size, num_key_heads, num_keys, _ = tensors[1].shape
+    _launch(
+        backward_key_kernel,
+        -(-num_keys // tiling.block_k) * batch_size * num_key_heads,
+        *(*tensors, *strides, *numbers),
+        **constants,
+        BLOCK_Q=tiling.block_q,
+        BLOCK_K=tiling.block_k,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+
+
+def _launch(kernel: Any, num_programs: int, *args: Any, **options: Any) -> None:
+    """Run a kernel on the device of its first argument, which need not be the current one."""
+    device = args[0].device
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        kernel[(num_programs,)](*args, **options)
+
+
+def _numbers(query: torch.Tensor, key: torch.Tensor, settings: _Settings) -> tuple[float | int, ...]:
+    """Scaling, dropout, heads, heads per key head, queries and keys: what ends the numbers of every kernel."""
+    num_heads, num_queries = query.shape[1:3]
+    num_key_heads, num_keys = key.shape[1:3]
+    return settings.scaling, settings.dropout, num_heads, num_heads // num_key_heads, num_queries, num_keys
+
+
+def _constants(query: torch.Tensor, value: torch.Tensor, settings: _Settings) -> dict[str, Any]:
+    """What kernels are compiled for."""
+    return {
+        "HEAD_SIZE": query.shape[-1],
+        "PADDED_HEAD_SIZE": _padded(query),
+        "VALUE_SIZE": value.shape[-1],
+        "PADDED_VALUE_SIZE": _padded(value),
+        "VISIBLE": settings.visible,
+        "HAS_DROPOUT": settings.dropout > 0,
+        # as flex_attention decides
+        "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
+    }
+
+
+def _padded(*tensors: torch.Tensor) -> int:
+    """The next power of two of the largest head size; products of matrices need at least 16."""
+    return max(16, *(1 << (tensor.shape[-1] - 1).bit_length() for tensor in tensors))
+
+
+def _spans(settings: _Settings, unused: torch.Tensor) -> torch.Tensor:
+    """The spans, or a tensor that the kernel does not read."""
+    return unused if settings.spans is None else settings.spans.spans_BQ2
+
+
+def _strides(states: torch.Tensor) -> tuple[int, ...]:
+    return states.stride()[:3]
+
+
+def _head_stride(vectors_HL: torch.Tensor) -> int:
+    """Zero if all heads share one vector."""
+    return 0 if vectors_HL.shape[0] == 1 else vectors_HL.stride(0)
+
+
+def _with_adjacent_columns(states: torch.Tensor) -> torch.Tensor:
+    return states if states.stride(-1) == 1 else states.contiguous()
+
+
+def _empty_by_token(states: torch.Tensor, size: int) -> torch.Tensor:
+    """(B, H, N, size): empty, in memory by token first and then by head, as the layer goes on to use it."""
+    batch_size, num_heads, length, _ = states.shape
+    return states.new_empty(batch_size, length, num_heads, size).transpose(1, 2)

@@ -1,0 +1,89 @@
+"""Whether an attention takes the Triton kernels: where they are switched on, and what they can compute.
+
+Does not import Triton unless they are switched on.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import PosEncError
+from ..schemes import DistanceBias
+from .key_spans import KeySpans, spans_from_mask
+
+if TYPE_CHECKING:
+    from .dispatch import AttentionCall
+
+TRITON_SETTING = "HF_POSENC_TRITON"
+"""The environment variable that switches the kernels on (1) or off (0, the default)."""
+OLDEST_TRITON = (3, 7)
+"""The kernels were not run by older releases."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_HEAD_SIZE = 256
+"""Larger heads would exceed the shared memory of the kernels."""
+
+
+def triton_enabled() -> bool:
+    """Whether the Triton kernels are switched on and can be imported.
+
+    Raises:
+        PosEncError: If the environment variable `HF_POSENC_TRITON` is neither 0 nor 1.
+    """
+    value = os.environ.get(TRITON_SETTING, "0").strip()
+    if value not in ("", "0", "1"):
+        raise PosEncError(f"{TRITON_SETTING} must be 0 or 1, got {value!r}")
+    return value == "1" and has_triton()
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether a release of Triton is installed that the kernels were written for."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    import triton
+
+    version = triton.__version__.split(".")
+    return tuple(int(number) for number in version[:2]) >= OLDEST_TRITON
+
+
+def only_distance_biases(terms: list[Any]) -> bool:
+    """Whether the sum of some score terms is a vector per head."""
+    return bool(terms) and all(isinstance(term, DistanceBias) for term in terms)
+
+
+def triton_computes(call: AttentionCall) -> bool:
+    """Whether the kernels are switched on and can compute an attention with uniform positions on a GPU.
+
+    The answer does not depend on whether gradients are needed, because with dropout and checkpointing, both runs of a
+    layer must take the same path.
+
+    Raises:
+        PosEncError: If the environment variable `HF_POSENC_TRITON` is neither 0 nor 1.
+    """
+    query, value = call.query, call.value
+    if query.shape[2] < 2 or not triton_enabled() or not only_distance_biases(call.terms):
+        return False
+    if query.dtype not in DTYPES or max(query.shape[-1], value.shape[-1]) > MAX_HEAD_SIZE:
+        return False
+    if torch.are_deterministic_algorithms_enabled():  # atomic additions have no fixed order
+        return False
+    return call.attention_mask is None or call_spans(call) is not None
+
+
+def call_spans(call: AttentionCall) -> KeySpans | None:
+    """The mask of an attention as spans of keys, made once for all layers; None if it has no such form."""
+    mask, made = call.attention_mask, call.positions.block_masks
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1:
+        return None
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
+    key = ("spans", id(mask), num_queries, num_keys, call.query.device)
+    if key not in made:
+        visible = mask[..., :num_keys].expand(-1, -1, num_queries, -1)
+        made[key] = mask, spans_from_mask(visible.to(call.query.device), call.query.shape[0])  # keeping it keeps its id
+    spans: KeySpans | None = made[key][1]
+    return spans
