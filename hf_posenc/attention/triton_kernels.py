@@ -334,7 +334,7 @@ def backward_key_kernel(
     value_tile = load_rows(value, keys, num_keys, value_strides[2], VALUE_SIZE, PADDED_VALUE_SIZE)
     d_key_tile = tl.zeros([BLOCK_K, PADDED_HEAD_SIZE], tl.float32)
     d_value_tile = tl.zeros([BLOCK_K, PADDED_VALUE_SIZE], tl.float32)
-    for member in range(0, heads_per_key):
+    for member in range(heads_per_key):
         head = key_head.to(tl.int64) * heads_per_key + member
         batch_head = batch * num_heads + head
         query_head, d_output_head = query + head * query_strides[1], d_output + head * d_output_strides[1]

@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import PosEncError
-from ..schemes import DistanceBias
+from ..schemes import DistanceBias, Term
 from .key_spans import KeySpans, spans_from_mask
 
 if TYPE_CHECKING:
@@ -51,9 +52,21 @@ def has_triton() -> bool:
     return tuple(int(number) for number in version[:2]) >= OLDEST_TRITON
 
 
-def only_distance_biases(terms: list[Any]) -> bool:
-    """Whether the sum of some score terms is a vector per head."""
-    return bool(terms) and all(isinstance(term, DistanceBias) for term in terms)
+def triton_supports(terms: Sequence[Term], dtype: torch.dtype, head_size: int) -> bool:
+    """Whether the kernels are switched on, and know such score terms, dtypes and heads.
+
+    Args:
+        terms: The score terms of a layer; the kernels add a vector per head.
+        dtype: The dtype of queries, keys and values.
+        head_size: The size of their largest heads.
+
+    Raises:
+        PosEncError: If the environment variable `HF_POSENC_TRITON` is neither 0 nor 1.
+    """
+    is_vector = bool(terms) and all(isinstance(term, DistanceBias) for term in terms)
+    if not triton_enabled() or not is_vector or dtype not in DTYPES or head_size > MAX_HEAD_SIZE:
+        return False
+    return not torch.are_deterministic_algorithms_enabled()  # atomic additions have no fixed order
 
 
 def triton_computes(call: AttentionCall) -> bool:
@@ -65,12 +78,8 @@ def triton_computes(call: AttentionCall) -> bool:
     Raises:
         PosEncError: If the environment variable `HF_POSENC_TRITON` is neither 0 nor 1.
     """
-    query, value = call.query, call.value
-    if query.shape[2] < 2 or not triton_enabled() or not only_distance_biases(call.terms):
-        return False
-    if query.dtype not in DTYPES or max(query.shape[-1], value.shape[-1]) > MAX_HEAD_SIZE:
-        return False
-    if torch.are_deterministic_algorithms_enabled():  # atomic additions have no fixed order
+    query, largest = call.query, max(call.query.shape[-1], call.value.shape[-1])
+    if query.shape[2] < 2 or not triton_supports(call.terms, query.dtype, largest):
         return False
     return call.attention_mask is None or call_spans(call) is not None
 
