@@ -23,7 +23,7 @@ class KeySpans:
     spans_BQ2: torch.Tensor
     """int32, contiguous. Both numbers are zero for queries that see nothing."""
     num_keys: int
-    _ranges: dict[tuple[int, int], torch.Tensor] = dataclasses.field(default_factory=dict)
+    _made: dict[tuple[str, int, int], torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def query_ranges(self, block_q: int, block_k: int) -> torch.Tensor:
         """Which queries to visit for each tile of keys: the others see none of them.
@@ -35,23 +35,52 @@ class KeySpans:
         Returns:
             The first query, which starts a tile, and the end: (B, J, 2), int32, contiguous.
         """
-        if (block_q, block_k) not in self._ranges:
-            self._ranges[block_q, block_k] = self._query_ranges(block_q, block_k)
-        return self._ranges[block_q, block_k]
+        name = ("queries", block_q, block_k)
+        if name not in self._made:
+            ranges_BJ2 = _bounds(self._seen_tiles(block_q, block_k).transpose(1, 2)) * block_q
+            self._made[name] = ranges_BJ2.clamp(max=self.spans_BQ2.shape[1])
+        return self._made[name]
 
-    def _query_ranges(self, block_q: int, block_k: int) -> torch.Tensor:
-        num_queries = self.spans_BQ2.shape[1]
+    def band_ranges(self, block: int) -> torch.Tensor:
+        """Which tiles of queries to visit for each band of square tiles: in the others, no key is seen.
+
+        In band c, tile i of the queries meets tile i + c - (I - 1) of the keys.
+
+        Args:
+            block: The number of queries, and of keys, per tile.
+
+        Returns:
+            The first tile and the end: (B, I + J - 1, 2), int32, contiguous.
+        """
+        name = ("bands", block, block)
+        if name not in self._made:
+            seen_BIJ = self._seen_tiles(block, block)
+            num_query_tiles, num_key_tiles = seen_BIJ.shape[1:]
+            bands = torch.arange(num_query_tiles + num_key_tiles - 1, device=seen_BIJ.device)[:, None]
+            tiles = torch.arange(num_query_tiles, device=seen_BIJ.device)
+            key_tiles_CI = tiles + bands - (num_query_tiles - 1)
+            exists_CI = (key_tiles_CI >= 0) & (key_tiles_CI < num_key_tiles)
+            seen_BCI = seen_BIJ[:, tiles, key_tiles_CI.clamp(0, num_key_tiles - 1)] & exists_CI
+            self._made[name] = _bounds(seen_BCI)
+        return self._made[name]
+
+    def _seen_tiles(self, block_q: int, block_k: int) -> torch.Tensor:
+        """(B, I, J): False where no query of a tile sees a key of the other."""
         first_BQ, stop_BQ = self.spans_BQ2.unbind(-1)
         first_BQ = first_BQ.masked_fill(first_BQ >= stop_BQ, self.num_keys)
-        padding = (0, -num_queries % block_q)
+        padding = (0, -first_BQ.shape[1] % block_q)
         lowest_BI = pad(first_BQ, padding, value=self.num_keys).unflatten(1, (-1, block_q)).amin(-1)
         highest_BI = pad(stop_BQ, padding).unflatten(1, (-1, block_q)).amax(-1)
-        starts_J = torch.arange(0, self.num_keys, block_k, device=first_BQ.device, dtype=torch.int32)
-        seen_BJI = (lowest_BI[:, None] < starts_J[:, None] + block_k) & (highest_BI[:, None] > starts_J[:, None])
-        tiles_I = torch.arange(lowest_BI.shape[1], device=first_BQ.device, dtype=torch.int32)
-        begin_BJ = torch.where(seen_BJI, tiles_I, tiles_I.shape[0]).amin(-1) * block_q
-        end_BJ = (torch.where(seen_BJI, tiles_I + 1, 0).amax(-1) * block_q).clamp(max=num_queries)
-        return torch.stack([begin_BJ, end_BJ], dim=-1).to(torch.int32).contiguous()
+        starts_J = torch.arange(0, self.num_keys, block_k, device=first_BQ.device)
+        return (lowest_BI[..., None] < starts_J + block_k) & (highest_BI[..., None] > starts_J)
+
+
+def _bounds(flags: torch.Tensor) -> torch.Tensor:
+    """(..., 2): the first True along the last axis, and the end of the last one; the end is zero if there is none."""
+    indices = torch.arange(flags.shape[-1], device=flags.device)
+    begin = torch.where(flags, indices, flags.shape[-1]).amin(-1)
+    end = torch.where(flags, indices + 1, 0).amax(-1)
+    return torch.stack([begin, end], dim=-1).to(torch.int32).contiguous()
 
 
 def spans_from_mask(visible: torch.Tensor, batch_size: int) -> KeySpans | None:

@@ -1,6 +1,7 @@
 """Fused attention with a bias by head and distance, by Triton kernels, with gradients of all inputs.
 
-flex_attention adds to the gradient of a bias once per score. Here, each tile of scores first sums its diagonals.
+flex_attention adds to the gradient of a bias once per score. Here, whole bands of scores are summed first, in the same
+order in every run.
 
 Shape legend: B batch, H heads, G key heads, Q queries, K keys, D head size, E head size of the values, L = Q + K - 1
 distances.
@@ -36,22 +37,23 @@ class Tiling(NamedTuple):
 
 
 class Tilings(NamedTuple):
-    """The tilings of all kernels. `backward_query` has square tiles."""
+    """The tilings of all kernels. `backward_bias` has square tiles."""
 
     forward: Tiling
     backward_query: Tiling
     backward_key: Tiling
+    backward_bias: Tiling
 
 
 def choose_tilings(head_size: int, dtype: torch.dtype) -> Tilings:
     """The tilings for the padded size of a head."""
     if dtype == torch.float32:
-        return Tilings(Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 1), Tiling(32, 32, 4, 1))
+        return Tilings(Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 1), Tiling(32, 32, 4, 1), Tiling(32, 32, 4, 1))
     if head_size <= 64:
-        return Tilings(Tiling(64, 64, 4, 3), Tiling(64, 64, 8, 2), Tiling(32, 64, 8, 2))
+        return Tilings(Tiling(64, 64, 4, 3), Tiling(64, 64, 8, 2), Tiling(32, 64, 8, 2), Tiling(64, 64, 8, 2))
     if head_size <= 128:
-        return Tilings(Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 2), Tiling(32, 64, 8, 1))
-    return Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))
+        return Tilings(Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 2), Tiling(32, 64, 8, 1), Tiling(64, 64, 8, 2))
+    return Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,7 @@ def attention_with_distance_bias(
 ) -> torch.Tensor:
     """Compute softmax(scaling q.k + bias) v without a number per score in memory.
 
-    Queries that see no key get zeros. The order of additions to the gradient of the bias varies between runs.
+    Queries that see no key get zeros.
 
     Args:
         query: (B, H, Q, D), float32, bfloat16 or float16.
@@ -137,104 +139,92 @@ class _DistanceBiasAttention(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, bias, seed, output, log_sums)
         ctx.settings, ctx.bias_dtype = settings, bias_HL.dtype
         tiling = choose_tilings(_padded(query, value), query.dtype).forward
-        num_tiles = -(-query.shape[2] // tiling.block_q)
         _launch(
             forward_kernel,
-            num_tiles * query.shape[0] * query.shape[1],
-            *(query, key, value, bias, _spans(settings, bias), bias if seed is None else seed, output, log_sums),
-            *map(_strides, (query, key, value, output)),
-            *(_head_stride(bias), *_numbers(query, key, settings)),
-            **_constants(query, value, settings),
-            BLOCK_Q=tiling.block_q,
-            BLOCK_K=tiling.block_k,
-            num_warps=tiling.num_warps,
-            num_stages=tiling.num_stages,
+            query.shape[0] * query.shape[1] * _num_tiles(query.shape[2], tiling.block_q),
+            tiling,
+            (query, key, value, bias, _spans(settings, bias), bias if seed is None else seed, output, log_sums),
+            (*map(_strides, (query, key, value, output)), _head_stride(bias), *_numbers(query, key, settings)),
+            _constants(query, value, settings),
         )
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        from .triton_kernels import backward_bias_kernel, backward_key_kernel, backward_query_kernel
+
         query, key, value, bias, seed, output, log_sums = ctx.saved_tensors
+        (batch_size, num_heads, num_queries, _), num_keys = query.shape, key.shape[2]
         settings, d_output = ctx.settings, _with_adjacent_columns(d_output)
         seed = bias if seed is None else seed
-        deltas, d_query = torch.empty_like(log_sums), _empty_by_token(query, query.shape[-1])
-        needs_bias_gradient = ctx.needs_input_grad[3]
-        d_bias = torch.zeros_like(bias) if needs_bias_gradient else bias
         tilings = choose_tilings(_padded(query, value), query.dtype)
         inputs = (query, key, value, bias, _spans(settings, bias))
         numbers, constants = _numbers(query, key, settings), _constants(query, value, settings)
-        _backward_query(
+        deltas, d_query = torch.empty_like(log_sums), _empty_by_token(query, query.shape[-1])
+        _launch(  # first, because it computes the deltas
+            backward_query_kernel,
+            batch_size * num_heads * _num_tiles(num_queries, tilings.backward_query.block_q),
             tilings.backward_query,
-            (*inputs, seed, output, log_sums, d_output, deltas, d_query, d_bias),
-            (*map(_strides, (query, key, value, output, d_output, d_query)), _head_stride(bias), _head_stride(d_bias)),
-            numbers,
-            {**constants, "HAS_BIAS_GRADIENT": needs_bias_gradient},
+            (*inputs, seed, output, log_sums, d_output, deltas, d_query),
+            (*map(_strides, (query, key, value, output, d_output, d_query)), _head_stride(bias), *numbers),
+            constants,
         )
-        d_key = d_value = None
+        d_key = d_value = d_bias = None
         if any(ctx.needs_input_grad[1:3]):
             tiling = tilings.backward_key
             ranges = bias if settings.spans is None else settings.spans.query_ranges(tiling.block_q, tiling.block_k)
             d_key, d_value = (_empty_by_token(states, states.shape[-1]) for states in (key, value))
-            _backward_key(
+            _launch(
+                backward_key_kernel,
+                batch_size * key.shape[1] * _num_tiles(num_keys, tiling.block_k),
                 tiling,
                 (*inputs, ranges, seed, log_sums, d_output, deltas, d_key, d_value),
-                (*map(_strides, (query, key, value, d_output, d_key, d_value)), _head_stride(bias)),
-                numbers,
+                (*map(_strides, (query, key, value, d_output, d_key, d_value)), _head_stride(bias), *numbers),
                 constants,
             )
-        return d_query, d_key, d_value, d_bias.to(ctx.bias_dtype) if needs_bias_gradient else None, None, None
+        if ctx.needs_input_grad[3]:
+            tiling = tilings.backward_bias
+            num_bands = _num_tiles(num_queries, tiling.block_q) + _num_tiles(num_keys, tiling.block_k) - 1
+            ranges = bias if settings.spans is None else settings.spans.band_ranges(tiling.block_q)
+            d_bias = bias.new_zeros(num_heads, bias.shape[1])
+            _launch(
+                backward_bias_kernel,
+                num_heads * num_bands,
+                tiling,
+                (*inputs, ranges, seed, log_sums, d_output, deltas, d_bias),
+                (*map(_strides, (query, key, value, d_output)), _head_stride(bias), batch_size, *numbers),
+                constants,
+            )
+            d_bias = d_bias.sum_to_size(bias.shape).to(ctx.bias_dtype)
+        return d_query, d_key, d_value, d_bias, None, None
 
 
-def _backward_query(
+def _launch(
+    kernel: Any,
+    num_programs: int,
     tiling: Tiling,
     tensors: tuple[torch.Tensor, ...],
-    strides: tuple[Any, ...],
     numbers: tuple[Any, ...],
     constants: dict[str, Any],
 ) -> None:
-    from .triton_kernels import backward_query_kernel
-
-    assert tiling.block_q == tiling.block_k
-    batch_size, num_heads, num_queries, _ = tensors[0].shape
-    _launch(
-        backward_query_kernel,
-        -(-num_queries // tiling.block_q) * batch_size * num_heads,
-        *(*tensors, *strides, *numbers),
-        **constants,
-        BLOCK=tiling.block_q,
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
-    )
-
-
-def _backward_key(
-    tiling: Tiling,
-    tensors: tuple[torch.Tensor, ...],
-    strides: tuple[Any, ...],
-    numbers: tuple[Any, ...],
-    constants: dict[str, Any],
-) -> None:
-    from .triton_kernels import backward_key_kernel
-
-    batch_size, num_key_heads, num_keys, _ = tensors[1].shape
-    _launch(
-        backward_key_kernel,
-        -(-num_keys // tiling.block_k) * batch_size * num_key_heads,
-        *(*tensors, *strides, *numbers),
-        **constants,
-        BLOCK_Q=tiling.block_q,
-        BLOCK_K=tiling.block_k,
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
-    )
-
-
-def _launch(kernel: Any, num_programs: int, *args: Any, **options: Any) -> None:
-    """Run a kernel on the device of its first argument, which need not be the current one."""
-    device = args[0].device
+    """Run a kernel on the device of its tensors, which need not be the current one."""
+    device = tensors[0].device
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        kernel[(num_programs,)](*args, **options)
+        kernel[(num_programs,)](*tensors, *numbers, **constants, **_options(tiling))
+
+
+def _options(tiling: Tiling) -> dict[str, int]:
+    return {
+        "BLOCK_Q": tiling.block_q,
+        "BLOCK_K": tiling.block_k,
+        "num_warps": tiling.num_warps,
+        "num_stages": tiling.num_stages,
+    }
+
+
+def _num_tiles(length: int, block: int) -> int:
+    return -(-length // block)
 
 
 def _numbers(query: torch.Tensor, key: torch.Tensor, settings: _Settings) -> tuple[float | int, ...]:

@@ -5,8 +5,15 @@ that weights are powers of two; the bias comes multiplied by log2(e). What a que
 up to but not including `stop`. That covers causal attention, padding at the ends of rows, documents that share a row,
 and sliding windows, and lets tiles outside of all spans be skipped.
 
-The gradient of the bias is a sum over each diagonal of the scores' gradient. A tile's diagonals are summed in registers
-first, and each program carries what the next tile continues, so a tile of N x N scores adds N numbers to memory.
+The gradient of the bias sums each diagonal of the scores' gradient. All square tiles between the same distances are a
+band. A program adds up the tiles of a band, in all rows of the batch, then the diagonals of their sum, so it adds 2 N
+numbers to memory for a whole band of N x N tiles. Each distance is in two bands, and two additions give the same sum in
+either order.
+
+The gradient of a score subtracts the sum over keys of weights times their gradient, `delta`. It is usually computed
+as the product of output and gradient, where a half-precision output makes all scores of a query wrong in the same
+direction, which adds up in the gradient of the bias. `backward_query_kernel` starts from that, finds by how much the
+gradients of a query's scores miss their sum of zero, and stores the corrected sum for the other kernels.
 
 Triton is imported at the top: import this module only where it is used.
 
@@ -84,6 +91,41 @@ def dropout_factors(seed, batch_head, queries, start, dropout, BLOCK_K: tl.const
     draws = tl.join(tl.join(draws[0], draws[2]), tl.join(draws[1], draws[3]))  # (M, N / 4, 2, 2)
     uniform = tl.uint_to_uniform_float(tl.reshape(draws, (queries.shape[0], BLOCK_K)))
     return tl.where(uniform >= dropout, 1.0 / (1.0 - dropout), 0.0)
+
+
+@triton.jit
+def tile_gradients(
+    query,
+    key,
+    value,
+    d_output,
+    bias,
+    first,
+    stop,
+    log_sum,
+    delta,
+    seed,
+    batch_head,
+    queries,
+    keys,
+    first_key,
+    num_queries,
+    scaling,
+    dropout,
+    HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """(M, N), both: the weights that the values were multiplied by, and the gradients of the scores."""
+    scores = tile_scores(query, key, bias, first, stop, queries, keys, num_queries, scaling, PRECISION)
+    weights = tl.exp2(scores - log_sum[:, None])
+    d_weights = tl.dot(d_output, tl.trans(value), input_precision=PRECISION)
+    kept = weights
+    if HAS_DROPOUT:
+        factors = dropout_factors(seed, batch_head, queries, first_key, dropout, BLOCK_K)
+        kept = weights * factors
+        d_weights *= factors
+    return kept, weights * (d_weights - delta[:, None])
 
 
 @triton.jit
@@ -193,7 +235,6 @@ def backward_query_kernel(
     d_output,
     deltas,
     d_query,
-    d_bias,
     query_strides,
     key_strides,
     value_strides,
@@ -201,7 +242,6 @@ def backward_query_kernel(
     d_output_strides,
     d_query_strides,
     bias_stride,
-    d_bias_stride,
     scaling,
     dropout,
     num_heads,
@@ -215,18 +255,14 @@ def backward_query_kernel(
     VISIBLE: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
-    HAS_BIAS_GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
-    """The gradient of a tile of queries of one head, and what it adds to the gradient of the head's bias.
-
-    Also stores what the gradient of the scores subtracts, the product of each output with its gradient.
-    """
-    num_tiles = tl.cdiv(num_queries, BLOCK)
+    """The gradient of a tile of queries of one head, and the deltas of its rows."""
+    num_tiles = tl.cdiv(num_queries, BLOCK_Q)
     batch_head = tl.program_id(0) // num_tiles
     batch, head = batch_head // num_heads, batch_head % num_heads
-    first_query = tl.program_id(0) % num_tiles * BLOCK
-    queries = first_query + tl.arange(0, BLOCK)
+    queries = tl.program_id(0) % num_tiles * BLOCK_Q + tl.arange(0, BLOCK_Q)
     query += batch.to(tl.int64) * query_strides[0] + head.to(tl.int64) * query_strides[1]
     key += batch.to(tl.int64) * key_strides[0] + (head // heads_per_key).to(tl.int64) * key_strides[1]
     value += batch.to(tl.int64) * value_strides[0] + (head // heads_per_key).to(tl.int64) * value_strides[1]
@@ -234,41 +270,47 @@ def backward_query_kernel(
     d_output += batch.to(tl.int64) * d_output_strides[0] + head.to(tl.int64) * d_output_strides[1]
     d_query += batch.to(tl.int64) * d_query_strides[0] + head.to(tl.int64) * d_query_strides[1]
     bias += head.to(tl.int64) * bias_stride
-    d_bias += head.to(tl.int64) * d_bias_stride
     row_offsets = batch_head.to(tl.int64) * num_queries + queries
 
     first, stop = visible_spans(spans, batch, queries, num_queries, num_keys, VISIBLE)
-    begin = tl.min(tl.where(first < stop, first, num_keys), axis=0) // BLOCK * BLOCK
+    begin = tl.min(tl.where(first < stop, first, num_keys), axis=0) // BLOCK_K * BLOCK_K
     end = tl.max(stop, axis=0)
     query_tile = load_rows(query, queries, num_queries, query_strides[2], HEAD_SIZE, PADDED_HEAD_SIZE)
     output_tile = load_rows(output, queries, num_queries, output_strides[2], VALUE_SIZE, PADDED_VALUE_SIZE)
     d_output_tile = load_rows(d_output, queries, num_queries, d_output_strides[2], VALUE_SIZE, PADDED_VALUE_SIZE)
     log_sum = tl.load(log_sums + row_offsets, mask=queries < num_queries, other=0.0)
     delta = tl.sum(output_tile.to(tl.float32) * d_output_tile.to(tl.float32), axis=1)
-    tl.store(deltas + row_offsets, delta, mask=queries < num_queries)
-    d_query_tile = tl.zeros([BLOCK, PADDED_HEAD_SIZE], tl.float32)
-    carried = tl.zeros([BLOCK], tl.float32)
-    # the lowest distance of the first tile, between its last query and first key, as an index of the bias
-    position = begin - (first_query + BLOCK - 1) + num_queries - 1
-    num_distances = num_queries + num_keys - 1
-    for start in range(begin, end, BLOCK):
-        keys = start + tl.arange(0, BLOCK)
+    excess = tl.zeros([BLOCK_Q], tl.float32)
+    d_query_tile = tl.zeros([BLOCK_Q, PADDED_HEAD_SIZE], tl.float32)
+    for start in range(begin, end, BLOCK_K):
+        keys = start + tl.arange(0, BLOCK_K)
         key_tile = load_rows(key, keys, num_keys, key_strides[2], HEAD_SIZE, PADDED_HEAD_SIZE)
-        scores = tile_scores(query_tile, key_tile, bias, first, stop, queries, keys, num_queries, scaling, PRECISION)
-        weights = tl.exp2(scores - log_sum[:, None])
         value_tile = load_rows(value, keys, num_keys, value_strides[2], VALUE_SIZE, PADDED_VALUE_SIZE)
-        d_weights = tl.dot(d_output_tile, tl.trans(value_tile), input_precision=PRECISION)
-        if HAS_DROPOUT:
-            d_weights *= dropout_factors(seed, batch_head, queries, start, dropout, BLOCK)
-        d_scores = weights * (d_weights - delta[:, None])
+        _, d_scores = tile_gradients(
+            query_tile,
+            key_tile,
+            value_tile,
+            d_output_tile,
+            bias,
+            first,
+            stop,
+            log_sum,
+            delta,
+            seed,
+            batch_head,
+            queries,
+            keys,
+            start,
+            num_queries,
+            scaling,
+            dropout,
+            HAS_DROPOUT,
+            PRECISION,
+            BLOCK_K,
+        )
+        excess += tl.sum(d_scores, axis=1)
         d_query_tile += tl.dot(d_scores.to(key_tile.dtype), key_tile, input_precision=PRECISION)
-        if HAS_BIAS_GRADIENT:
-            lower, upper = diagonal_sums(d_scores, BLOCK)
-            add_to_bias(d_bias, carried + lower, position, num_distances, BLOCK)
-            carried = upper
-            position += BLOCK
-    if HAS_BIAS_GRADIENT:
-        add_to_bias(d_bias, carried, position, num_distances, BLOCK)
+    tl.store(deltas + row_offsets, delta + excess, mask=queries < num_queries)
     d_query_tile *= scaling
     store_rows(d_query, d_query_tile, queries, num_queries, d_query_strides[2], HEAD_SIZE, PADDED_HEAD_SIZE)
 
@@ -346,22 +388,130 @@ def backward_key_kernel(
             log_sum = tl.load(log_sums + row_offsets, mask=queries < num_queries, other=0.0)
             delta = tl.load(deltas + row_offsets, mask=queries < num_queries, other=0.0)
             query_tile = load_rows(query_head, queries, num_queries, query_strides[2], HEAD_SIZE, PADDED_HEAD_SIZE)
-            scores = tile_scores(
-                query_tile, key_tile, bias_head, first, stop, queries, keys, num_queries, scaling, PRECISION
-            )
-            weights = tl.exp2(scores - log_sum[:, None])
             d_output_tile = load_rows(
                 d_output_head, queries, num_queries, d_output_strides[2], VALUE_SIZE, PADDED_VALUE_SIZE
             )
-            d_weights = tl.dot(d_output_tile, tl.trans(value_tile), input_precision=PRECISION)
-            kept = weights
-            if HAS_DROPOUT:
-                factors = dropout_factors(seed, batch_head.to(tl.int32), queries, first_key, dropout, BLOCK_K)
-                kept = weights * factors
-                d_weights *= factors
+            kept, d_scores = tile_gradients(
+                query_tile,
+                key_tile,
+                value_tile,
+                d_output_tile,
+                bias_head,
+                first,
+                stop,
+                log_sum,
+                delta,
+                seed,
+                batch_head.to(tl.int32),
+                queries,
+                keys,
+                first_key,
+                num_queries,
+                scaling,
+                dropout,
+                HAS_DROPOUT,
+                PRECISION,
+                BLOCK_K,
+            )
             d_value_tile += tl.dot(tl.trans(kept.to(value_tile.dtype)), d_output_tile, input_precision=PRECISION)
-            d_scores = weights * (d_weights - delta[:, None])
             d_key_tile += tl.dot(tl.trans(d_scores.to(query_tile.dtype)), query_tile, input_precision=PRECISION)
     d_key_tile *= scaling
     store_rows(d_key, d_key_tile, keys, num_keys, d_key_strides[2], HEAD_SIZE, PADDED_HEAD_SIZE)
     store_rows(d_value, d_value_tile, keys, num_keys, d_value_strides[2], VALUE_SIZE, PADDED_VALUE_SIZE)
+
+
+@triton.jit
+def backward_bias_kernel(
+    query,
+    key,
+    value,
+    bias,
+    spans,
+    band_ranges,
+    seed,
+    log_sums,
+    d_output,
+    deltas,
+    d_bias,
+    query_strides,
+    key_strides,
+    value_strides,
+    d_output_strides,
+    bias_stride,
+    batch_size,
+    scaling,
+    dropout,
+    num_heads,
+    heads_per_key,
+    num_queries,
+    num_keys,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    PADDED_VALUE_SIZE: tl.constexpr,
+    VISIBLE: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """What a band of tiles adds to the gradient of one head's bias: tiles with their keys `offset` tiles ahead."""
+    tl.static_assert(BLOCK_Q == BLOCK_K)
+    BLOCK: tl.constexpr = BLOCK_K
+    num_query_tiles, num_key_tiles = tl.cdiv(num_queries, BLOCK), tl.cdiv(num_keys, BLOCK)
+    num_bands = num_query_tiles + num_key_tiles - 1
+    head, band = tl.program_id(0) // num_bands, tl.program_id(0) % num_bands
+    offset = band - (num_query_tiles - 1)
+    begin, end = tl.maximum(-offset, 0), tl.minimum(num_query_tiles, num_key_tiles - offset)
+    if VISIBLE == "causal":  # later keys are hidden
+        end = tl.where(offset * BLOCK < num_keys - num_queries + BLOCK, end, begin)
+    head_64, key_head_64 = head.to(tl.int64), (head // heads_per_key).to(tl.int64)
+    bias += head_64 * bias_stride
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for row in range(batch_size):
+        batch = head_64 * 0 + row
+        batch_head = batch * num_heads + head
+        query_row = query + batch * query_strides[0] + head_64 * query_strides[1]
+        d_output_row = d_output + batch * d_output_strides[0] + head_64 * d_output_strides[1]
+        key_row = key + batch * key_strides[0] + key_head_64 * key_strides[1]
+        value_row = value + batch * value_strides[0] + key_head_64 * value_strides[1]
+        if VISIBLE == "spans":
+            range_offset = (batch * num_bands + band) * 2
+            begin, end = tl.load(band_ranges + range_offset), tl.load(band_ranges + range_offset + 1)
+        for tile in range(begin, end):
+            first_key = (tile + offset) * BLOCK
+            queries, keys = tile * BLOCK + tl.arange(0, BLOCK), first_key + tl.arange(0, BLOCK)
+            first, stop = visible_spans(spans, batch, queries, num_queries, num_keys, VISIBLE)
+            row_offsets = batch_head * num_queries + queries
+            log_sum = tl.load(log_sums + row_offsets, mask=queries < num_queries, other=0.0)
+            delta = tl.load(deltas + row_offsets, mask=queries < num_queries, other=0.0)
+            _, d_scores = tile_gradients(
+                load_rows(query_row, queries, num_queries, query_strides[2], HEAD_SIZE, PADDED_HEAD_SIZE),
+                load_rows(key_row, keys, num_keys, key_strides[2], HEAD_SIZE, PADDED_HEAD_SIZE),
+                load_rows(value_row, keys, num_keys, value_strides[2], VALUE_SIZE, PADDED_VALUE_SIZE),
+                load_rows(d_output_row, queries, num_queries, d_output_strides[2], VALUE_SIZE, PADDED_VALUE_SIZE),
+                bias,
+                first,
+                stop,
+                log_sum,
+                delta,
+                seed,
+                batch_head.to(tl.int32),
+                queries,
+                keys,
+                first_key,
+                num_queries,
+                scaling,
+                dropout,
+                HAS_DROPOUT,
+                PRECISION,
+                BLOCK,
+            )
+            total += d_scores
+    lower, upper = diagonal_sums(total, BLOCK)
+    num_distances = num_queries + num_keys - 1
+    # between the last query and the first key of a tile, as an index of the bias
+    position = offset * BLOCK - (BLOCK - 1) + num_queries - 1
+    d_bias += head_64 * num_distances
+    add_to_bias(d_bias, lower, position, num_distances, BLOCK)
+    add_to_bias(d_bias, upper, position + BLOCK, num_distances, BLOCK)

@@ -64,9 +64,7 @@ def triton_supports(terms: Sequence[Term], dtype: torch.dtype, head_size: int) -
         PosEncError: If the environment variable `HF_POSENC_TRITON` is neither 0 nor 1.
     """
     is_vector = bool(terms) and all(isinstance(term, DistanceBias) for term in terms)
-    if not triton_enabled() or not is_vector or dtype not in DTYPES or head_size > MAX_HEAD_SIZE:
-        return False
-    return not torch.are_deterministic_algorithms_enabled()  # atomic additions have no fixed order
+    return is_vector and dtype in DTYPES and head_size <= MAX_HEAD_SIZE and triton_enabled()
 
 
 def triton_computes(call: AttentionCall) -> bool:

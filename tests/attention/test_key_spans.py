@@ -49,9 +49,27 @@ def test_ranges_of_queries_hold_all_that_see_a_tile(mask: torch.Tensor) -> None:
         for tile in range(3):
             (queries,) = torch.where(seen[row, :, tile])
             begin, end = ranges[row][tile]
-            assert begin % 4 == 0
             if queries.numel():  # no tile of queries more than needed
                 assert (begin, end) == (int(queries[0]) // 4 * 4, min(int(queries[-1]) // 4 * 4 + 4, num_queries))
+            else:
+                assert begin >= end
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_ranges_of_bands_hold_all_tiles_with_a_visible_key(mask: torch.Tensor) -> None:
+    spans = spans_from_mask(mask, 2)
+    assert spans is not None
+    ranges, num_queries = spans.band_ranges(4).tolist(), mask.shape[2]
+    num_query_tiles = -(-num_queries // 4)
+    padded = torch.nn.functional.pad(mask.expand(2, -1, -1, -1)[:, 0], (0, -LENGTH % 4, 0, -num_queries % 4))
+    seen = padded.unflatten(-1, (-1, 4)).unflatten(1, (-1, 4)).any(-1).any(2)
+    assert len(ranges[0]) == num_query_tiles + seen.shape[2] - 1
+    for row in range(2):
+        for band, (begin, end) in enumerate(ranges[row]):
+            tiles = torch.diagonal(seen[row], band - (num_query_tiles - 1)).nonzero().flatten()
+            first_tile = max(num_query_tiles - 1 - band, 0)
+            if tiles.numel():
+                assert (begin, end) == (int(tiles[0]) + first_tile, int(tiles[-1]) + first_tile + 1)
             else:
                 assert begin >= end
 

@@ -9,6 +9,7 @@ import torch
 
 from hf_posenc.attention import triton_bias
 from hf_posenc.attention.key_spans import spans_from_mask
+from hf_posenc.attention.triton_bias import Tiling
 
 from .launcher import Kernel
 
@@ -42,8 +43,11 @@ def training_launches(
     """
     kernels: dict[str, Kernel] = {}
 
-    def record(kernel: Any, num_programs: int, *args: Any, **options: Any) -> None:
-        kernels[kernel.fn.__name__] = _as_kernel(kernel, args, options)
+    def record(
+        kernel: Any, num_programs: int, tiling: Tiling, tensors: Any, numbers: Any, constants: dict[str, Any]
+    ) -> None:
+        options = {**constants, **triton_bias._options(tiling)}
+        kernels[kernel.fn.__name__] = _as_kernel(kernel, (*tensors, *numbers), options)
 
     monkeypatch.setattr(triton_bias, "_launch", record)
     length = 512

@@ -49,12 +49,12 @@ def test_kernels_fit(
         pytest.skip(reason)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernels = training_launches(monkeypatch, heads, size, dtype, **options)
-    assert len(kernels) == 3
+    assert len(kernels) == 4
     needs = {name: assembler.assemble(kernel, gpu) for name, kernel in kernels.items()}
     print(needs)
     available = SMALLEST_MEMORY if gpu.architecture == 80 else gpu.shared_memory_per_block_optin
     assert all(need.shared_memory <= available for need in needs.values()), needs
     assert all(need.spilled <= SPILL_LIMIT for need in needs.values()), needs
     atomics = {name: need.atomics for name, need in needs.items()}
-    assert atomics["forward_kernel"] == atomics["backward_key_kernel"] == 0
-    assert 0 < atomics["backward_query_kernel"] <= 4, "flex_attention's has 64"
+    assert 0 < atomics.pop("backward_bias_kernel") <= 4, "flex_attention's backward kernel has 64, all in its loop"
+    assert set(atomics.values()) == {0}

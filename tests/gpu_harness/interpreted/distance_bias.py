@@ -16,7 +16,7 @@ from hf_posenc.attention.triton_bias import Tiling, Tilings, attention_with_dist
 from tests.gpu_harness import bounds, speed
 
 NAMES = ("query", "key", "value", "bias")
-SMALL = Tilings(Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1), Tiling(16, 32, 4, 1))
+SMALL = Tilings(Tiling(16, 16, 4, 1), Tiling(32, 16, 4, 1), Tiling(16, 32, 4, 1), Tiling(16, 16, 4, 1))
 """Tiles so small that a few tokens need several. Those of the backward pass are not all those of the forward pass."""
 
 
@@ -120,10 +120,10 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     launched: list[str] = []
     launch = triton_bias._launch
 
-    def checked(kernel: Any, num_programs: int, *args: Any, **options: Any) -> None:
+    def checked(kernel: Any, num_programs: int, tiling: Tiling, tensors: Any, *args: Any) -> None:
         launched.append(kernel.fn.__name__)
-        with bounds.within(args), speed.patch_once():
-            launch(kernel, num_programs, *args, **options)
+        with bounds.within(tensors), speed.patch_once():
+            launch(kernel, num_programs, tiling, tensors, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(triton_bias, "_launch", checked)

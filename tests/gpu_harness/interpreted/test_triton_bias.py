@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
+from triton.runtime.interpreter import InterpreterBuilder
 
 from hf_posenc.attention import triton_kernels
 from tests.gpu_harness.interpreted.distance_bias import (
@@ -27,7 +28,7 @@ FLOAT32_TOLERANCE = 2e-6
 """Some dozens of terms are summed in another order, each with a rounding error of 6e-8."""
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 DROPOUT = 0.3
-KERNELS = ["forward_kernel", "backward_query_kernel", "backward_key_kernel"]
+KERNELS = ["forward_kernel", "backward_query_kernel", "backward_key_kernel", "backward_bias_kernel"]
 TRIANGLE = torch.ones(37, 37, dtype=torch.bool).tril()
 
 
@@ -61,14 +62,22 @@ CASES = {
 TWO_TILES = Inputs(21, 21)
 MISTAKES: dict[str, tuple[str, str, Inputs, list[str]]] = {
     "softmax across tiles": ("total = total * rescaled +", "total = total +", TWO_TILES, ["output"]),
-    "one key too many": ("(keys[None, :] < stop[", "(keys[None, :] <= stop[", CASES["documents"], ["output"]),
+    "one key too many": ("stop = queries + 1 +", "stop = queries + 2 +", TWO_TILES, ["output"]),
     "softmax backward": (
-        "d_scores = weights * (d_weights - delta[:, None])",
-        "d_scores = weights * d_weights",
+        "kept, weights * (d_weights - delta[:, None])",
+        "kept, weights * d_weights",
         TWO_TILES,
         ["query", "key", "bias"],
     ),
-    "lost diagonals": ("add_to_bias(d_bias, carried + lower,", "add_to_bias(d_bias, lower,", TWO_TILES, ["bias"]),
+    "deltas": ("delta + excess", "delta - 0.1", TWO_TILES, ["key", "bias"]),
+    "lost diagonals": ("add_to_bias(d_bias, upper,", "add_to_bias(d_bias, 0 * upper,", TWO_TILES, ["bias"]),
+    "lost rows": ("for row in range(batch_size):", "for row in range(1):", TWO_TILES, ["bias"]),
+    "lost tiles": (
+        "begin, end = tl.load(band_ranges + range_offset),",
+        "begin, end = 1 + tl.load(band_ranges + range_offset),",
+        CASES["window"],
+        ["bias"],
+    ),
     "other diagonals": ("shifted % BLOCK", "(shifted + 1) % BLOCK", TWO_TILES, ["bias"]),
     "bias of another head": (
         "bias_head = bias + head * bias_stride",
@@ -76,7 +85,7 @@ MISTAKES: dict[str, tuple[str, str, Inputs, list[str]]] = {
         CASES["grouped heads"],
         ["key", "value"],
     ),
-    "gradient of another head": ("d_bias += head.to(tl.int64) * d_bias_stride", "", TWO_TILES, ["bias"]),
+    "gradient of another head": ("d_bias += head_64 * num_distances", "", TWO_TILES, ["bias"]),
     "query of another head": ("query + head * query_strides[1]", "query", CASES["grouped heads"], ["key"]),
     "queries skipped": (
         "begin, end = tl.load(query_ranges",
@@ -194,3 +203,31 @@ def test_an_access_outside_of_the_bias_is_caught(tmp_path: Path, monkeypatch: py
     use_changed_kernels("(positions >= 0) & ", "", tmp_path, monkeypatch)
     with pytest.raises(InterpreterError, match="OutOfBoundsError"):
         run_kernels(TWO_TILES)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_gradient_of_the_bias_is_exact_in_half_precision(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deltas from rounded outputs would shift all gradients of a query's scores in the same direction."""
+    inputs = Inputs(21, 21, dtype=dtype)
+    expected = run_dense(inputs)
+    assert relative_errors(run_kernels(inputs), expected)["bias"] < FLOAT32_TOLERANCE
+    use_changed_kernels("delta + excess", "delta", tmp_path, monkeypatch)
+    assert relative_errors(run_kernels(inputs), expected)["bias"] > ROUNDING[dtype] / 8
+
+
+def test_the_gradient_of_the_bias_is_the_same_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU runs programs in any order: here, from the last to the first."""
+    inputs = CASES["one bias for all heads"]
+    result = run_kernels(inputs)["bias"]
+    set_index = InterpreterBuilder.set_grid_idx
+    order: list[int] = []
+
+    def backwards(self: Any, x: int, y: int, z: int) -> None:
+        order.append(self.grid_dim[0] - 1 - x)
+        set_index(self, order[-1], y, z)
+
+    monkeypatch.setattr(InterpreterBuilder, "set_grid_idx", backwards)
+    assert torch.equal(run_kernels(inputs)["bias"], result)
+    assert order[0] > 0
