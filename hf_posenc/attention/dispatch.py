@@ -267,7 +267,7 @@ def select_path(key: DispatchKey) -> tuple[AttentionPath, str]:
     if key.single_query:
         return dense, "with a single query, the bias is one row"
     if key.triton_computes and not (key.tracing or key.has_value_terms or key.mask_requires_grad):
-        return AttentionPath.TRITON, f"{TRITON_SETTING}=1: each tile sums its part of the bias's gradient first"
+        return AttentionPath.TRITON, f"{TRITON_SETTING}=1, and each query sees a span of keys"
     if key.flex_pays and not (key.tracing or key.has_value_terms or key.dropout or key.mask_requires_grad):
         reason = f"on CUDA, large inputs take flex_attention, which writes no bias out; {FLEX_SETTING} sets from when"
         return AttentionPath.FLEX, reason

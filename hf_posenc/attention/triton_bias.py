@@ -50,9 +50,9 @@ def choose_tilings(head_size: int, dtype: torch.dtype) -> Tilings:
     if dtype == torch.float32:
         return Tilings(Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 1), Tiling(32, 32, 4, 1), Tiling(32, 32, 4, 1))
     if head_size <= 64:
-        return Tilings(Tiling(64, 64, 4, 3), Tiling(64, 64, 8, 2), Tiling(32, 64, 8, 2), Tiling(64, 64, 8, 2))
+        return Tilings(Tiling(64, 64, 4, 3), Tiling(64, 64, 8, 2), Tiling(32, 64, 8, 2), Tiling(32, 32, 4, 2))
     if head_size <= 128:
-        return Tilings(Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 2), Tiling(32, 64, 8, 1), Tiling(64, 64, 8, 2))
+        return Tilings(Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 2), Tiling(32, 64, 8, 1), Tiling(32, 32, 4, 2))
     return Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))
 
 

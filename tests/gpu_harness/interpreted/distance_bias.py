@@ -78,7 +78,7 @@ def run_kernels(inputs: Inputs, dropout: float = 0.0, **changes: torch.Tensor) -
     output = attention_with_distance_bias(
         *tensors.values(), scaling=inputs.scaling, causal=inputs.mask == "causal", spans=spans, dropout=dropout
     )
-    return _with_gradients(output, tensors)
+    return _with_gradients(output, tensors, inputs.dtype)
 
 
 def run_dense(
@@ -94,12 +94,15 @@ def run_dense(
     visible = inputs.visible()
     weights = scores.masked_fill(~visible, -1e4).softmax(-1) * visible.any(-1, keepdim=True)
     weights = weights if factors is None else weights * factors
-    return _with_gradients((weights @ value).transpose(1, 2), tensors)
+    return _with_gradients((weights @ value).transpose(1, 2), tensors, inputs.dtype)
 
 
-def _with_gradients(output: torch.Tensor, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _with_gradients(
+    output: torch.Tensor, tensors: dict[str, torch.Tensor], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The output, and the gradients that follow from the same gradient of the output in every run."""
     generator = torch.Generator().manual_seed(2)
-    output.backward(torch.randn(output.shape, generator=generator).to(output.dtype))
+    output.backward(torch.randn(output.shape, generator=generator).to(dtype).to(output.dtype))
     gradients = {name: tensor.grad for name, tensor in tensors.items()}
     return {"output": output.detach(), **{name: grad for name, grad in gradients.items() if grad is not None}}
 
