@@ -25,8 +25,10 @@ ROWS = [
     (Situation("llama", "packed"), "kerple"),
     (Situation("llama", "packed", torch.bfloat16), T5),
     (Situation("bert", "padded"), T5),
-    (Situation("bert", "plain", torch.bfloat16), "kerple"),
+    (Situation("bert", "plain", torch.bfloat16), T5),
 ]
+"""Not kerple in bfloat16, whose gradient is two numbers: which path rounds them best is luck. In `test_triton_bias.py`,
+the gradient of a bias in half precision is compared at the inputs of the kernels, where it is exact."""
 
 
 @pytest.fixture
