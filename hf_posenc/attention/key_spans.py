@@ -72,7 +72,8 @@ class KeySpans:
         lowest_BI = pad(first_BQ, padding, value=self.num_keys).unflatten(1, (-1, block_q)).amin(-1)
         highest_BI = pad(stop_BQ, padding).unflatten(1, (-1, block_q)).amax(-1)
         starts_J = torch.arange(0, self.num_keys, block_k, device=first_BQ.device)
-        return (lowest_BI[..., None] < starts_J + block_k) & (highest_BI[..., None] > starts_J)
+        seen_BIJ: torch.Tensor = (lowest_BI[..., None] < starts_J + block_k) & (highest_BI[..., None] > starts_J)
+        return seen_BIJ
 
 
 def _bounds(flags: torch.Tensor) -> torch.Tensor:
