@@ -26,8 +26,8 @@ from .triton_support import call_spans
 class Tiling(NamedTuple):
     """How a kernel divides its work.
 
-    Chosen by what ptxas reports for sm_80 and sm_90, not by speed: for heads of 128 in bfloat16, no registers spill, and
-    kernels for sm_80 fit into 99 KB of shared memory, which is what consumer GPUs have.
+    Chosen by what ptxas reports for sm_80 and sm_90, not by speed: for heads of 128 in bfloat16, no registers spill,
+    and kernels for sm_80 fit into 99 KB of shared memory, which is what consumer GPUs have.
     """
 
     block_q: int
