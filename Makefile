@@ -32,10 +32,11 @@ test: install  ## run the fast tests; run these for every change
 test-all: install  ## run all tests, including the slow ones
 	$(PYTEST) -n $(WORKERS) -m 'slow or not slow'
 
-# GPU=a100 generates the kernels of an A100, and ONLY="-k t5" runs a part.
-test-gpu-kernels: install  ## run generated GPU kernels by Triton's interpreter, without a GPU; Linux only, takes long
+# GPU=a100 generates the kernels of an A100, and ONLY="-k t5" runs a part, ONLY="-k triton" the package's own kernels.
+test-gpu-kernels: install  ## run GPU kernels by Triton's interpreter, and assemble our own; no GPU, Linux only, takes long
 	$(BIN)/python $(PIP_INSTALL) '.[triton]' triton==$(TRITON)
 	HF_POSENC_FAKE_GPU=$(or $(GPU),h100) TRITON_INTERPRET=1 $(PYTEST) -n $(WORKERS) tests/gpu_harness/interpreted $(ONLY)
+	$(PYTEST) -n $(WORKERS) -m 'slow or not slow' tests/gpu_harness/test_triton_assembly.py
 
 # ONLY="kills fuzz" counts some of the promises; the others keep their last counts.
 test-reliability: install  ## run the tests behind docs/reliability.md and record their counts; takes hours

@@ -29,6 +29,7 @@ from transformers import LlamaConfig, LlamaModel
 
 import hf_posenc
 from hf_posenc.attention.dispatch import FLEX_SETTING
+from hf_posenc.attention.triton_support import OLDEST_TRITON, TRITON_SETTING, has_triton
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "gpu.json", HERE / "GPU_SPEED.md"
@@ -47,12 +48,15 @@ SCHEMES: dict[str, Any] = {
     "cope": "cope",
 }
 STOCK_BACKENDS = ("sdpa", "flash_attention_2", "flex_attention")
-PATHS: dict[str, tuple[str, str | None]] = {
-    "default": ("sdpa", None),
-    "bias written out": ("sdpa", "off"),
-    "flex_attention": ("flex_attention", None),
+PATHS: dict[str, tuple[str, dict[str, str]]] = {
+    "default": ("sdpa", {}),
+    "bias written out": ("sdpa", {FLEX_SETTING: "off"}),
+    "Triton kernels": ("sdpa", {TRITON_SETTING: "1"}),
+    "flex_attention": ("flex_attention", {}),
 }
-"""The backend of a variant, and the number of scores from which `sdpa` takes flex_attention; None: the default."""
+"""The backend of a variant, and environment variables that choose its path."""
+TRITON_SCHEMES = ("alibi", "t5", "kerple")
+"""Those that the Triton kernels are for; others would take the default path."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +89,8 @@ class Case:
         return self.path if self.scheme is None else PATHS[self.path][0]
 
     @property
-    def setting(self) -> str | None:
-        return None if self.scheme is None else PATHS[self.path][1]
+    def settings(self) -> dict[str, str]:
+        return {} if self.scheme is None else PATHS[self.path][1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,27 +107,27 @@ class Result:
 
 
 def all_cases() -> Iterator[Case]:
-    """Stock models first, then every scheme on every path; packed rows on the default path."""
+    """Stock models first, then every scheme on every path; packed rows on the default path and by Triton kernels."""
     for packed in (False, True):
         for backend in STOCK_BACKENDS:
             yield Case(None, backend, packed)
         for scheme in SCHEMES:
-            for path in PATHS if not packed else ("default",):
-                yield Case(scheme, path, packed)
+            for path in PATHS if not packed else ("default", "Triton kernels"):
+                if path != "Triton kernels" or scheme in TRITON_SCHEMES:
+                    yield Case(scheme, path, packed)
 
 
 @contextlib.contextmanager
-def flex_setting(value: str | None) -> Iterator[None]:
-    """Set from how many scores on `sdpa` takes flex_attention."""
-    before = os.environ.pop(FLEX_SETTING, None)
-    if value is not None:
-        os.environ[FLEX_SETTING] = value
+def path_settings(values: dict[str, str]) -> Iterator[None]:
+    """Set the environment variables that choose paths to these values, and unset the others."""
+    before = {name: os.environ.pop(name) for name in (FLEX_SETTING, TRITON_SETTING) if name in os.environ}
+    os.environ.update(values)
     try:
         yield
     finally:
-        os.environ.pop(FLEX_SETTING, None)
-        if before is not None:
-            os.environ[FLEX_SETTING] = before
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def build_model(case: Case, size: Size, length: int, device: torch.device) -> Any:
@@ -163,7 +167,9 @@ def measure(case: Case, size: Size, length: int, device: torch.device) -> Result
     """Time a forward pass and a training step, and record their peak memory."""
     numbers: dict[str, float] = {}
     try:
-        with flex_setting(case.setting):
+        if TRITON_SETTING in case.settings and device.type == "cuda" and not has_triton():
+            raise ImportError(f"Triton {'.'.join(map(str, OLDEST_TRITON))} or newer is not installed")
+        with path_settings(case.settings):
             model, inputs = build_model(case, size, length, device), inputs_of(case, length, device)
             for name in ("forward", "training"):
                 milliseconds, megabytes = _time(model, inputs, name == "training", size.rounds)

@@ -22,6 +22,7 @@ from hf_posenc.attention import (
     runs_flex_kernels,
     score_terms,
     select_path,
+    triton_supports,
 )
 from hf_posenc.schemes import Content, Positions, Scheme
 from hf_posenc.schemes.base import STOCK_ROTATION
@@ -130,11 +131,12 @@ def _layer_report(module: PosEncAttention, positions: Positions, base: PreTraine
     seams, layer = positions.active[module.layer_idx], module.layer_schemes(positions)
     active = [_describe(positions.schemes[index], seam) for seam in SEAMS for index in seams[seam]]
     needs_distances = any(scheme.needs_distances for scheme in positions.schemes if scheme.acts_at("score"))
-    terms, device = _score_terms(module, layer, base), next(base.parameters()).device
-    term_types, on_cpu = frozenset(map(type, terms)), device.type in ("cpu", "meta")
+    terms, parameter = _score_terms(module, layer, base), next(base.parameters())
+    term_types, on_cpu = frozenset(map(type, terms)), parameter.device.type in ("cpu", "meta")
+    situations = _situations(terms, parameter, positions.schemes[0].shape.head_size)
     caps_or_sinks = any(getattr(module, name, None) is not None for name in ("attn_logit_softcapping", "sinks"))
     choices = []
-    for backend, (situation, facts) in itertools.product(BACKENDS, _situations(terms, device).items()):
+    for backend, (situation, facts) in itertools.product(BACKENDS, situations.items()):
         uniform = facts.get("uniform", True) or not needs_distances
         if module.has_window:  # inputs longer than the window are masked by it
             facts = {**facts, "mask": MaskKind.OTHER}
@@ -145,14 +147,20 @@ def _layer_report(module: PosEncAttention, positions: Positions, base: PreTraine
     return LayerReport(module.layer_idx, tuple(active), tuple(choices))
 
 
-def _situations(terms: list[Any], device: torch.device) -> dict[str, dict[str, Any]]:
-    """The situations of a layer. Where flex_attention has kernels, large inputs are some of their own."""
+def _situations(terms: list[Any], parameter: torch.Tensor, head_size: int) -> dict[str, dict[str, Any]]:
+    """The situations of a layer. Where there are fused kernels for score terms, large inputs are some of their own."""
     least = flex_min_scores()
-    if least is None or not runs_flex_kernels(device):
+    if least is None or not runs_flex_kernels(parameter.device):
         return SITUATIONS
-    facts, size = {"flex_pays": not has_dense_terms(terms)}, f"from {least:,} scores per layer on"
-    large = {f"{size}, no padding": facts, f"{size}, training": {**facts, "requires_grad": True}}
-    return {**SITUATIONS, **large, f"{size}, any mask": {**facts, "mask": MaskKind.OTHER}}
+    facts: dict[str, Any] = {"flex_pays": not has_dense_terms(terms)}
+    any_mask = {"any mask": {**facts, "mask": MaskKind.OTHER}}
+    if facts["flex_pays"] and triton_supports(terms, parameter.dtype, head_size):
+        any_mask = {"any other mask": any_mask["any mask"]}
+        facts["triton_computes"] = True
+        any_mask["padding at the ends of rows, packed rows or a window"] = {**facts, "mask": MaskKind.OTHER}
+        any_mask["training with dropout"] = {**facts, **SITUATIONS["training with dropout"]}
+    large = {"no padding": facts, "training": {**facts, "requires_grad": True}, **any_mask}
+    return {**SITUATIONS, **{f"from {least:,} scores per layer on, {name}": known for name, known in large.items()}}
 
 
 def _describe(scheme: Scheme, seam: str) -> str:

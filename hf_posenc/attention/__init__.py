@@ -30,6 +30,7 @@ from .masks import Window, document_starts, visible_pairs
 from .positions import PositionNeeds, ResolvedPositions, resolve_positions, token_like
 from .sequence_parallel import check_sequence_parallel
 from .tensor_parallel import ProcessRank, broadcast_parameters, find_local_heads
+from .triton_support import triton_supports
 
 __all__ = [
     "ActiveScheme",
@@ -65,5 +66,6 @@ __all__ = [
     "select_path",
     "self_attention_cache",
     "token_like",
+    "triton_supports",
     "visible_pairs",
 ]

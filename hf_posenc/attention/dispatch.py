@@ -19,6 +19,7 @@ from torch import nn
 from ..errors import PosEncError
 from ..schemes import Content, DistanceBias, DistanceTable, Positions, Remap, Term, is_tracing
 from .masks import AttentionMask
+from .triton_support import TRITON_SETTING, triton_computes
 
 SCORE_BACKENDS = ("sdpa", "eager", "flex_attention")
 VALUE_BACKENDS = ("sdpa", "eager")
@@ -169,6 +170,7 @@ class AttentionPath(enum.Enum):
     REMAPPED_CHUNKED = "near and far keys in one softmax, a few heads and queries at a time"
     REMAPPED_DENSE = "near and far keys in one softmax, with explicit attention weights"
     FLEX = "flex_attention with a score_mod that reads vectors and tables"
+    TRITON = "Triton kernels that read the bias from one vector per head"
     REFUSED = "not supported"
 
 
@@ -200,6 +202,8 @@ class DispatchKey(NamedTuple):
     """Whether far keys have another rotation than near ones."""
     flex_pays: bool = False
     """Whether flex_attention is better than a dense bias, if it can be used."""
+    triton_computes: bool = False
+    """Whether the Triton kernels are switched on and can replace flex_attention where it is better."""
 
     @classmethod
     def of(cls, call: AttentionCall) -> DispatchKey:
@@ -207,6 +211,7 @@ class DispatchKey(NamedTuple):
         in_window = call.stock_kwargs.get("sliding_window") is not None
         is_padding = mask is not None and call.positions.spans is not None and not in_window
         inputs = (call.query, call.key, call.value, *call.terms, *call.value_tables)
+        is_large = flex_pays(call)
         return cls(
             backend=call.positions.backend,
             term_types=frozenset(map(type, call.terms)),
@@ -221,7 +226,8 @@ class DispatchKey(NamedTuple):
             dropout=call.dropout > 0,
             caps_or_sinks=has_caps_or_sinks(call.stock_kwargs),
             remapped=call.remap is not None,
-            flex_pays=flex_pays(call),
+            flex_pays=is_large,
+            triton_computes=is_large and triton_computes(call),
         )
 
 
@@ -260,6 +266,8 @@ def select_path(key: DispatchKey) -> tuple[AttentionPath, str]:
         return dense, f"{key.backend} attention is dense anyway"
     if key.single_query:
         return dense, "with a single query, the bias is one row"
+    if key.triton_computes and not (key.tracing or key.has_value_terms or key.mask_requires_grad):
+        return AttentionPath.TRITON, f"{TRITON_SETTING}=1, and each query sees a span of keys"
     if key.flex_pays and not (key.tracing or key.has_value_terms or key.dropout or key.mask_requires_grad):
         reason = f"on CUDA, large inputs take flex_attention, which writes no bias out; {FLEX_SETTING} sets from when"
         return AttentionPath.FLEX, reason

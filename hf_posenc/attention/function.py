@@ -38,6 +38,7 @@ from .masks import visible_pairs
 from .remapped import remapped_attention, remapped_attention_chunked, remapped_attention_merged
 from .strided import strided_attention, strided_attention_unpadded
 from .tensor_parallel import LocalHeads, check_rotations, find_local_heads
+from .triton_bias import triton_attention
 
 ATTENTION_NAME = "hf_posenc"
 
@@ -240,6 +241,7 @@ def _prepare_call(
 
 PATHS: dict[AttentionPath, Callable[[AttentionCall], AttentionOutput]] = {
     AttentionPath.FLEX: flex_attention_with_terms,
+    AttentionPath.TRITON: triton_attention,
     AttentionPath.STRIDED_BIAS: strided_attention,
     AttentionPath.STRIDED_BIAS_UNPADDED: strided_attention_unpadded,
     AttentionPath.CHUNKED: chunked_attention,

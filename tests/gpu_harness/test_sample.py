@@ -15,7 +15,12 @@ from .conftest import GPU_VARIABLE
 ROOT = Path(__file__).parents[2]
 SCORE_TERMS = "tests/gpu_harness/interpreted/test_score_terms.py::test_kernels_match_eager_attention"
 CONTROLS = "tests/gpu_harness/interpreted/test_controls.py::test_a_kernel_made_wrong_is_caught"
-SAMPLE = [f"{SCORE_TERMS}[t5-llama-padded-bfloat16]", f"{CONTROLS}[gradient-of-another-head-bfloat16]"]
+TRITON = "tests/gpu_harness/interpreted/test_triton_bias.py::test_kernels_match_written_out_attention"
+SAMPLE = [
+    f"{SCORE_TERMS}[t5-llama-padded-bfloat16]",
+    f"{CONTROLS}[gradient-of-another-head-bfloat16]",
+    f"{TRITON}[documents]",
+]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 

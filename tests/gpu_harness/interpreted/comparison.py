@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -118,7 +119,12 @@ def relative_errors(result: Result, expected: Result) -> dict[str, float]:
     return errors
 
 
-def wrong(situation: Situation, scheme: Any, model: Any = None) -> dict[str, float]:
+def wrong(
+    situation: Situation,
+    scheme: Any,
+    model: Any = None,
+    run: Callable[[Situation, Any], Result] = run_kernels,
+) -> dict[str, float]:
     """Logits and gradients that the kernels compute wrongly, with their relative errors; empty if all are right.
 
     In float32, kernels and eager attention differ by the order of sums. In bfloat16, both are compared with the same
@@ -128,9 +134,10 @@ def wrong(situation: Situation, scheme: Any, model: Any = None) -> dict[str, flo
         situation: the model and its inputs.
         scheme: a value of `position_scheme`.
         model: replaces the model that runs through the kernels; a control passes another one.
+        run: runs a model through the kernels, by default those of flex_attention.
     """
     reference = situation.build(scheme)
-    result = run_kernels(situation, reference if model is None else model)
+    result = run(situation, reference if model is None else model)
     eager = run_eager(situation, reference)
     if situation.dtype == torch.float32:
         return {name: error for name, error in relative_errors(result, eager).items() if not error < FLOAT32_TOLERANCE}
