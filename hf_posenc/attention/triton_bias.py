@@ -48,12 +48,10 @@ class Tilings(NamedTuple):
 def choose_tilings(head_size: int, dtype: torch.dtype) -> Tilings:
     """The tilings for the padded size of a head."""
     if dtype == torch.float32:
-        return Tilings(Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 1), Tiling(32, 32, 4, 1), Tiling(32, 32, 4, 1))
+        return Tilings(Tiling(32, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))
     if head_size <= 64:
         return Tilings(Tiling(64, 64, 4, 3), Tiling(64, 64, 8, 2), Tiling(32, 64, 8, 2), Tiling(32, 32, 4, 2))
-    if head_size <= 128:
-        return Tilings(Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 2), Tiling(32, 64, 8, 1), Tiling(32, 32, 4, 2))
-    return Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))
+    return Tilings(Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 2), Tiling(32, 64, 8, 1), Tiling(32, 32, 4, 2))
 
 
 @dataclasses.dataclass(frozen=True)

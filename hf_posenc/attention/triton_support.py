@@ -25,8 +25,8 @@ TRITON_SETTING = "HF_POSENC_TRITON"
 OLDEST_TRITON = (3, 7)
 """The kernels were not run by older releases."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAX_HEAD_SIZE = 256
-"""Larger heads would exceed the shared memory of the kernels."""
+MAX_HEAD_SIZE = 128
+"""With larger heads, the kernels would spill registers."""
 
 
 def triton_enabled() -> bool:

@@ -88,8 +88,8 @@ def test_another_setting_is_refused(paths: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_large_heads_are_left_to_flex_attention(paths: Any) -> None:
     terms = [DistanceBias(torch.zeros(1, 3))]
-    assert triton_support.triton_supports(terms, torch.bfloat16, 256)
-    assert not triton_support.triton_supports(terms, torch.bfloat16, 257)
+    assert triton_support.triton_supports(terms, torch.bfloat16, 128)
+    assert not triton_support.triton_supports(terms, torch.bfloat16, 129)
     assert not triton_support.triton_supports([], torch.bfloat16, 64)
 
 

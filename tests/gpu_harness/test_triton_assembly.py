@@ -23,8 +23,6 @@ ROWS: list[tuple[str, tuple[int, int], int, torch.dtype, dict[str, Any]]] = [
     ("llama, dropout", LLAMA, 128, torch.bfloat16, {"dropout": 0.1}),
     ("llama, float32", LLAMA, 128, torch.float32, {}),
     ("bert", BERT, 64, torch.float16, {"visible": "all"}),
-    ("large heads", LLAMA, 256, torch.bfloat16, {}),
-    ("large heads, float32", LLAMA, 256, torch.float32, {}),
     ("odd heads", LLAMA, 80, torch.bfloat16, {}),
 ]
 
