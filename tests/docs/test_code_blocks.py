@@ -52,6 +52,10 @@ CHECKPOINTS = {
 }
 
 
+PUSH = re.compile(r"^hf-posenc push \S+ (?:--\S+ )*(me/[\w-]+)", re.MULTILINE)
+"""A command of a code block, not of a sentence."""
+
+
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with every checkpoint and text that pages use without creating it."""
@@ -71,7 +75,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(page: Path, directory: Path, hub: Hub, *options: str) -> subprocess.CompletedProcess[str]:
     environment = hub_client.environment(hub.url, directory / ".home", OWNER)
-    if "hf-posenc push" not in page.read_text():
+    if not PUSH.search(page.read_text(encoding="utf-8")):
         environment["HF_HUB_OFFLINE"] = "1"
     return subprocess.run(
         [sys.executable, "-m", "tests.support.page_runner", str(page), *options],
@@ -90,7 +94,7 @@ def test_all_blocks_of_a_page_run(page: Path, mode: str, files: Path, tmp_path: 
     shutil.copytree(files, directory)
     done = run(page, directory, hub, *(["--shell"] if mode == "shell" else []))
     assert done.returncode == 0, done.stderr[-6000:]
-    pushed = re.findall(r"hf-posenc push \S+ (?:--\S+ )*(me/[\w-]+)", page.read_text())
+    pushed = PUSH.findall(page.read_text(encoding="utf-8"))
     others = [request for request in hub.requests if not any(repo in request for repo in pushed)]
     assert not [request for request in others if "/api/models/" in request or "/resolve/" in request], others
     assert set(hub.repos) == set(pushed)
