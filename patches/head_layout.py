@@ -73,7 +73,8 @@ class HeadLayout:
             if role == QUERY:
                 rows = rows_HD.flatten().to(parameter.device)
                 heads_first = parameter.movedim(axis, 0)
-                weights = heads_first[rows].unflatten(0, rows_HD.shape).float()
+                at_least_float32 = torch.promote_types(parameter.dtype, torch.float32)
+                weights = heads_first[rows].unflatten(0, rows_HD.shape).to(at_least_float32)
                 changed = torch.einsum("hde,he...->hd...", matrices_HDD.to(weights), weights)
                 heads_first[rows] = changed.flatten(0, 1).to(parameter.dtype)
 

@@ -61,5 +61,5 @@ def test_transformed_queries_equal_transformed_projections(architecture: str) ->
     layouts_of(model)[1].transform_queries(matrices)
     after = attention.project(states)
     expected = torch.einsum("hde,bhne->bhnd", matrices, before.query_BHND)
-    torch.testing.assert_close(after.query_BHND, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(after.query_BHND, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(after.key_BGND, before.key_BGND, rtol=0, atol=0)
