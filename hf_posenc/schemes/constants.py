@@ -23,6 +23,7 @@ class _Constants:
 
 _constants = _Constants()
 _names: dict[tuple[Hashable, ...], str] = {}
+_is_strict_export: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.6 lacks it
 _numbers = itertools.count()
 """Names are never used again: a compiled model would take another tensor of the same size for its own."""
 
@@ -65,7 +66,7 @@ def computed_constant(
 def _is_exporting() -> bool:
     """Whether tensors are fake ones that must not stay, or would be inputs of a program that has none."""
     if torch.compiler.is_dynamo_compiling():
-        return torch.compiler.is_exporting()
+        return _is_strict_export()
     return is_tracing()
 
 

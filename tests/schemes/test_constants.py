@@ -120,3 +120,22 @@ def test_compiled_code_follows_when_they_are_made_anew(monkeypatch: pytest.Monke
     monkeypatch.setattr(constants, "CACHE_SIZE", 8)
     assert compiled(torch.ones(2)).tolist() == [1.5, 5.0]
     assert len(graphs) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_programs_contain_them(strict: bool) -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return scaled(states)
+
+    program = torch.export.export(Scaled(), (torch.ones(2),), strict=strict).module()
+    assert program(torch.ones(2)).tolist() == [1.5, 5.0]
+
+
+@pytest.mark.slow
+def test_compiled_code_in_torch_2_6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot tell whether a program is exported."""
+    monkeypatch.setattr(constants, "_is_strict_export", lambda: False)
+    compiled, _ = compile_and_list_graphs(scaled)
+    assert compiled(torch.ones(2)).tolist() == [1.5, 5.0]
