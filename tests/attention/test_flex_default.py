@@ -9,12 +9,12 @@ import torch
 from torch.nn.attention import flex_attention as torch_flex
 
 import hf_posenc
-from hf_posenc.attention import compiled_flex, dispatch, flex, function
+from hf_posenc.attention import compiled_flex, dispatch, flex
 from hf_posenc.attention.dispatch import FLEX_SETTING, AttentionPath, DispatchKey, flex_min_scores, select_path
 from hf_posenc.errors import PosEncError
-from hf_posenc.patches import explanation
 from hf_posenc.schemes.terms import DistanceBias, DistanceTable, QueryTerm
 from tests.support import tiny_models as tiny
+from tests.support.pretended_gpu import pretend_gpu
 
 SCHEMES: dict[str, Any] = {
     "t5": "t5",
@@ -37,19 +37,7 @@ INPUTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> list[AttentionPath]:
-    """Answer the question of the device as for a GPU, for inputs of any size."""
-    paths: list[AttentionPath] = []
-
-    def recording(key: DispatchKey) -> tuple[AttentionPath, str]:
-        path, reason = select_path(key)
-        paths.append(path)
-        return path, reason
-
-    for module in (dispatch, explanation):
-        monkeypatch.setattr(module, "runs_flex_kernels", lambda device: True)
-    monkeypatch.setattr(function, "select_path", recording)
-    monkeypatch.setenv(FLEX_SETTING, "0")
-    return paths
+    return pretend_gpu(monkeypatch)
 
 
 def run(model: Any, ids: torch.Tensor, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -12,9 +12,9 @@ from hf_posenc.attention import dispatch, flex, function, triton_support
 from hf_posenc.attention.dispatch import FLEX_SETTING, AttentionPath, DispatchKey, select_path
 from hf_posenc.attention.triton_support import TRITON_SETTING
 from hf_posenc.errors import PosEncError
-from hf_posenc.patches import explanation
 from hf_posenc.schemes.terms import DistanceBias
 from tests.support import tiny_models as tiny
+from tests.support.pretended_gpu import pretend_gpu
 
 SCHEME = {"type": "t5", "num_buckets": 8}
 PADDING = torch.tensor([[0, 0, 0, *[1] * 9], [1] * 12])
@@ -25,21 +25,10 @@ PACKED = torch.cat([torch.arange(5), torch.arange(7)])[None].expand(2, -1)
 @pytest.fixture
 def paths(monkeypatch: pytest.MonkeyPatch) -> list[AttentionPath]:
     """Switch the kernels on, for inputs of any size, as if there were a GPU. The paths that layers take."""
-    taken: list[AttentionPath] = []
-
-    def recording(key: DispatchKey) -> tuple[AttentionPath, str]:
-        path, reason = select_path(key)
-        taken.append(path)
-        return path, reason
-
-    for module in (dispatch, explanation):
-        monkeypatch.setattr(module, "runs_flex_kernels", lambda device: True)
     monkeypatch.setattr(triton_support, "has_triton", lambda: True)
-    monkeypatch.setattr(function, "select_path", recording)
     monkeypatch.setitem(function.PATHS, AttentionPath.TRITON, flex.flex_attention_with_terms)
-    monkeypatch.setenv(FLEX_SETTING, "0")
     monkeypatch.setenv(TRITON_SETTING, "1")
-    return taken
+    return pretend_gpu(monkeypatch)
 
 
 def run(scheme: Any = SCHEME, dtype: torch.dtype = torch.float32, **inputs: Any) -> None:
