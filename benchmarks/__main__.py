@@ -34,6 +34,8 @@ ATTENTION: dict[str, tuple[list[str], dict[str, Any]]] = {
         ["alibi", "t5", "alibi, eager"],
         {"causal": True, "batch": 1, "padded": False, "grad": True},
     ),
+    "causal, forward, forget": (["forget"], {"causal": True, "batch": 1, "padded": False, "grad": False}),
+    "causal, training step, forget": (["forget"], {"causal": True, "batch": 1, "padded": False, "grad": True}),
     "bidirectional, forward": (
         [*CONTENT_SCHEMES, "deberta, eager"],
         {"causal": False, "batch": 1, "padded": False, "grad": False},
@@ -121,7 +123,8 @@ def generation_jobs(new_tokens: int, rounds: int) -> Iterator[Job]:
 
 
 def cached_decoding_jobs(lengths: list[int]) -> Iterator[Job]:
-    for family, builders in (("GPT-2", models.DECODERS), ("LLaMA", models.LLAMAS)):
+    groups = {"GPT-2": models.DECODERS, "LLaMA": models.LLAMAS, "LLaMA with forget": models.FORGETTING}
+    for family, builders in groups.items():
         cached = {name: build for name, build in builders.items() if "x-transformers" not in name}
         for length in lengths:
             measured = _without_quadratic(cached, length, MAX_LENGTH)
@@ -194,6 +197,8 @@ def main() -> None:
         measurements = [measurement for measurement in saved if measurement.group not in options.only]
         measured = {(m.group, m.setting, m.length) for m in measurements}
         jobs = [job for job in jobs if job.key not in measured]
+    if options.only or options.missing:
+        print(f"{len(jobs)} tables to measure:", *("{}: {}, n = {}".format(*job.key) for job in jobs), sep="\n  ")
     run: dict[str, Any] = {}
     for job in jobs:
         measurements += (latest := job.measure())

@@ -26,6 +26,7 @@ SCHEMES: dict[str, Any] = {
     "shaw": "shaw",
     "deberta": {"type": "deberta", "buckets": 256},
     "cope": "cope",
+    "forget": "forget",
 }
 
 
@@ -57,6 +58,7 @@ def random_states(batch: int, length: int, grad: bool) -> list[torch.Tensor]:
 def runs(names: list[str], length: int, causal: bool, batch: int, padded: bool, grad: bool) -> dict[str, Run]:
     """Plain SDPA and each scheme; with `grad`, forward and backward."""
     query, key, value = random_states(batch, length, grad)
+    hidden_states = torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(1))
     mask = torch.ones(batch, length, dtype=torch.long)
     if padded:
         for row in range(1, batch):
@@ -78,7 +80,11 @@ def runs(names: list[str], length: int, causal: bool, batch: int, padded: bool, 
         inputs = {"inputs_embeds": torch.zeros(batch, length, 1).expand(-1, -1, WIDTH)}
         if padded:
             inputs["attention_mask"] = mask
-        layer = attention.layer_schemes(model.prepare_inputs(inputs).positions)
+        positions = model.prepare_inputs(inputs).positions
+        layer = attention.layer_schemes(positions)
+        gates = attention.token_gates(layer, hidden_states, positions)
+        if gates is not None:  # computed within the timed call
+            layer = layer._replace(gates=gates)
 
         def run() -> None:
             with torch.set_grad_enabled(grad):

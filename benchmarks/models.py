@@ -241,6 +241,8 @@ DECODERS: dict[str, Builder] = {
     **_x_transformers(True),
 }
 LLAMAS = _family("LLaMA", llama, COMMON)
+FORGET = "LLaMA + rope + forget"
+FORGETTING = _family("LLaMA", llama, {"rope + forget": ["rope", "forget"]})
 QUADRATIC = (
     "eager",
     "RoFormer",

@@ -18,7 +18,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from hf_posenc.errors import install_command
 from scripts.scaling import TABLES
@@ -31,7 +30,6 @@ INSTALL = re.compile(r"pip install '?hf_posenc(?:\[(?P<extra>[\w,]+)\])?(?: @ [^
 LENGTH = 1024
 GROUPS = {"GPT-2": "decoders", "LLaMA": "llamas", "BERT": "encoders"}
 SETTINGS = {"forward": "forward", "training": "training step"}
-MULTIPLES = ("1x", "2x", "4x")
 SCHEMES = ("rope", "alibi", "t5", "tupe", "shaw", "transformer_xl", "deberta (v2)", "deberta (v1)")
 
 
@@ -116,43 +114,12 @@ def recovery() -> str:
     return markdown_table(["", *(f"`{scheme}`" for scheme in schemes)], rows)
 
 
-def _measured(name: str) -> dict[str, Any]:
-    return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+def long_context(name: str) -> str:
+    """A table or a sentence about inputs beyond the trained length."""
+    from scripts.long_context import SENTENCES
+    from scripts.long_context import TABLES as tables
 
-
-def four_times() -> str:
-    """Quality and cost of ways to four times the length: methods without training, then training runs."""
-    extension = _measured("extension")
-    costs = {name: f"{cost['ratio']:.2f}" for name, cost in extension["cost"].items()}
-    page = (ROOT / "benchmarks" / "LONG_TRAINING.md").read_text(encoding="utf-8")
-    header, _, *runs = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line]
-    rows = [
-        [
-            name,
-            *(f"{quality[multiple]['perplexity']:.2f}" for multiple in MULTIPLES),
-            "none",
-            "",
-            costs.get(name, ""),
-        ]
-        for name, quality in extension["quality"].items()
-    ]
-    rows += [[f"trained: {name}", *cells, ""] for name, *cells in runs]
-    return markdown_table(["", *header[1:-2], "training tokens", "CPU seconds", "cost of attention"], rows)
-
-
-def pose() -> str:
-    """Short rows with PoSE, compared with rows of the target length."""
-    names = ("rows of 2,048 tokens", "PoSE, rows of 512 tokens", "rows of 512 tokens")
-    long, short, plain = (_measured("long_training")[name] for name in names)
-    above, without = (
-        result["quality"]["4x"]["perplexity"] / long["quality"]["4x"]["perplexity"] - 1 for result in (short, plain)
-    )
-    tokens, seconds = (short[name] / long[name] for name in ("tokens", "cpu_seconds"))
-    return (
-        f"On stories260K, PoSE on short rows ends with a perplexity {above:.1%} above that of training on the same\n"
-        f"number of long rows, measured at four times the length, for {tokens:.0%} of the tokens and {seconds:.0%} of\n"
-        f"the CPU time. Without PoSE, the same short rows end {without:.1%} above."
-    )
+    return markdown_table(*tables[name]()) if name in tables else SENTENCES[name]()
 
 
 def small_budgets() -> str:
@@ -283,11 +250,10 @@ def scaling(name: str) -> str:
 GENERATORS: dict[str, Callable[..., str]] = {
     "comparison": comparison,
     "decoding": decoding,
-    "four-times": four_times,
+    "long-context": long_context,
     "memory": memory,
     "numbers": numbers,
     "options": options,
-    "pose": pose,
     "recovery": recovery,
     "reliability": reliability,
     "small-budgets": small_budgets,

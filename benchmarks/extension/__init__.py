@@ -1,0 +1,1 @@
+"""Longer inputs without training: methods that extend a rotary model, measured on two models."""
