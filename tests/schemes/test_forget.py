@@ -121,6 +121,29 @@ def test_equals_a_loop_over_tokens(architecture: str, case: str) -> None:
             assert (stock(ids, **stock_inputs).logits - actual).abs().max() > 1e-4, error
 
 
+class RunningSums(LoopOracle):
+    """The same as flash-linear-attention's reference code: the running sum at the query minus that at the key."""
+
+    def bias(self, layer: int, mask: torch.Tensor) -> torch.Tensor:
+        rows = [[gate(self.params[layer], state, self.form) for state in states] for states in self.states[layer]]
+        sums = torch.stack([torch.stack(gates, -1) for gates in rows]).cumsum(-1)
+        if self.error == "sum before the token":
+            sums = sums.roll(1, -1)
+        return sums[..., :, None] - sums[..., None, :]
+
+
+@torch.no_grad()
+def test_equals_a_difference_of_running_sums() -> None:
+    ids, model = tiny.tokens(2, LENGTH), tiny.model("llama", SCHEMES["fox-paper"])
+    modules = [module["0"] for module in model.modules() if isinstance(module, torch.nn.ModuleDict)]
+    params, mask = [dict(module.named_parameters()) for module in modules], torch.ones_like(ids)
+    visible = tiny.additive_mask(torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().expand(2, 1, -1, -1))
+    for error in ("", "sum before the token"):
+        with RunningSums("llama", params, "fox", error).model(mask) as stock:
+            difference = (stock(ids, attention_mask=visible).logits - logits(model, ids)).abs().max()
+        assert (difference > 1e-4) if error else (difference < oracles.tolerance("llama"))
+
+
 def test_forms_are_the_same_with_opposite_signs() -> None:
     ids, fox = tiny.tokens(), tiny.model("gpt2", SCHEMES["fox-paper"])
     cable = tiny.model("gpt2", CABLE)
