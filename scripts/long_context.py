@@ -46,9 +46,10 @@ def stories_table() -> Table:
     rows = []
     for name, quality in results["quality"].items():
         perplexities = [f"{quality[multiple]['perplexity']:.2f}" for multiple in report.LENGTHS]
-        rows.append([name, *perplexities, "none", "", *report.cost_cells(results, name)])
+        rows.append([f"no training: {name}", *perplexities, "none", "", *report.cost_cells(results, name)])
     for name, *cells in long_training.quality_table(_training(), long_training.LLAMA_RUNS):
-        rows.append([f"trained: {name}", *(re.sub(r" \(.*\)", "", cell) for cell in cells), "", ""])
+        amount = "full" if long_training.RUNS[name].length == long_training.TARGET_LENGTH else "little"
+        rows.append([f"{amount} training: {name}", *(re.sub(r" \(.*\)", "", cell) for cell in cells), "", ""])
     titles = ["training tokens", "CPU seconds", "cost of attention", "cost of a new token"]
     return ["", *long_training.HEADER[1:-2], *titles], rows
 
