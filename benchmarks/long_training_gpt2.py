@@ -10,8 +10,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from .recovery.tasks import CACHE, data_path
 
-TRAINED_LENGTH, LAYERS, WIDTH, HEADS = 128, 4, 96, 4
-STEPS, ROWS_PER_STEP, LEARNING_RATE, WARMUP = 1000, 32, 2e-3, 50
+TRAINED_LENGTH, LAYERS, WIDTH, HEADS = 128, 2, 96, 4
+STEPS, ROWS_PER_STEP, LEARNING_RATE, WARMUP = 1000, 32, 4e-3, 50
 HELD_OUT = 32_768
 DESCRIPTION = [
     f"A GPT-2 ({LAYERS} layers, width {WIDTH}) learns characters of Shakespeare's plays in {STEPS:,} steps of",
