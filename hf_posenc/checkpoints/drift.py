@@ -79,8 +79,8 @@ def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
                 next_ids_BN = functional.pad(input_ids[:, 1:], (0, 1), value=IGNORED) if is_causal else None
                 for chunk in _chunks(input_ids.shape[1]):
                     states = torch.cat([states_BNE[:, chunk].to(new_states_BNE), new_states_BNE[:, chunk]])
-                    logits = _run_head(variant, output, input_ids[:, chunk], states)
-                    sums.add_predictions(*logits.chunk(2), None if next_ids_BN is None else next_ids_BN[:, chunk])
+                    logits, new_logits = _run_head(variant, output, input_ids[:, chunk], states).chunk(2)
+                    sums.add_predictions(logits, new_logits, None if next_ids_BN is None else next_ids_BN[:, chunk])
     return sums.drift(sequences.numel(), has_head)
 
 

@@ -280,14 +280,14 @@ def self_generated_dataset(
     length: int,
     source: dict[str, str],
     *,
-    file: str = SELF_GENERATED_FILE,
+    name: str = SELF_GENERATED_FILE,
     seed: int = 0,
 ) -> Dataset:
     """Text sampled from a model, kept in a file so that a resumed run reads the same; `source` names the model."""
     from accelerate import PartialState
     from datasets import Dataset
 
-    path = directory / file
+    path = directory / name
     metadata = {**source, "rows": f"{rows} of {length}"}
     existing = None
     with contextlib.suppress(OSError, SafetensorError), safe_open(path, "pt") as file:

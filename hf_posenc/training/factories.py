@@ -98,6 +98,7 @@ class RunBuilder:
         self.train_collator = self._position_collator(first_position)
         self.teacher = self._load_teacher()
         self._stock_model = self.teacher.model if self.teacher is not None and not request.teacher_model else None
+        self._has_new_head = self.teacher is not None and self.teacher.has_new_head
         if self.labels and self.teacher and self.teacher.has_new_head and not request.recipe.loss_weights.label:
             self.teacher = None  # it knows nothing about the classes
         self._check_teacher()
@@ -258,10 +259,24 @@ class RunBuilder:
             num_rows,
             length,
             source,
-            file=SELF_EVAL_FILE,
+            name=SELF_EVAL_FILE,
             seed=SELF_EVAL_SEED,
         )
         return dataclasses.replace(self.row_builders[-1], length=length).build(documents)
+
+    def load_original(self) -> PreTrainedModel | None:
+        """The stock model to compare with, if it has a trained head and can read the rows."""
+        request, separates_documents = self.request, self.objective is Objective.CAUSAL or not self.packing
+        if request.scheme is None or is_sharded(self.arguments):
+            return None
+        if self._stock_model is not None:
+            model, is_untrained = self._stock_model, self._has_new_head
+        elif separates_documents:
+            model, missing = self._load_model(request.model, request.revision)
+            is_untrained = bool(missing)
+        else:
+            return None
+        return None if is_untrained or self.stages[-1].length > max_positions(model.config) else model
 
     def build_student(
         self, rows: Dataset | IterableDataset, warm_start: bool, measure: Callable[[str, PreTrainedModel], None]
@@ -283,11 +298,13 @@ class RunBuilder:
                     classifier.config.pad_token_id = self.tokenizer.pad_token_id
         if self.train_collator is not None:
             check_reads_positions(model, self.train_collator)
-        if request.scheme is None or not warm_start or not request.recipe.starts_from_stock_model:
+        if request.scheme is None or not warm_start:
             return model
-        stock_model = self._stock_model or self._load_model(request.model, request.revision)[0]
         model.to(self.arguments.device)
         measure("swapped", model)
+        if not request.recipe.starts_from_stock_model:
+            return model
+        stock_model = self._stock_model or self._load_model(request.model, request.revision)[0]
         fits = self.objective is not Objective.CLASSIFICATION
         tokens_seen = self._rows_seen(rows) * self.stages[0].length if fits else 0
         start_from_stock_model(

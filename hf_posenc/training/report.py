@@ -72,11 +72,9 @@ class RecoveryReport:
         self.stages["trained"] = self._evaluate(trainer)
         if not self._has_head:
             self.stages["trained"] |= self._compare_embeddings(trainer)
-        builder, teacher = self.builder, self.builder.teacher
-        if teacher is None or builder.request.teacher_model or teacher.has_new_head or not self._has_head:
-            return
-        if builder.stages[-1].length <= teacher.max_length:
-            self.measure("original", teacher.model)
+        original = self.builder.load_original() if self._has_head else None
+        if original is not None:
+            self.measure("original", original)
 
     def _evaluate(self, trainer: Trainer) -> dict[str, float]:
         """The metrics that are kept, on the evaluation data and on text sampled from the original."""
