@@ -15,10 +15,18 @@ LOWEST_SHOWN = 1e-3
 MAX_COLUMNS = 3
 
 
+def drawn_subjects(results: Results, subjects: dict[str, Subject]) -> list[Subject]:
+    """The subjects with something to draw: runs of the recipe at one of its budgets."""
+    return [
+        subject
+        for subject in subjects.values()
+        if any(results.recipe(subject, scheme, tokens) for scheme, budgets in subject.schemes for tokens in budgets)
+    ]
+
+
 def draw_figure(results: Results, subjects: dict[str, Subject], path: Path) -> None:
     """A panel per subject: lines for the recipe, and crosses of the same color for plain fine-tuning."""
-    names = {outcome.trial.subject for outcome in results.outcomes}
-    shown = [subject for name, subject in subjects.items() if name in names]
+    shown = drawn_subjects(results, subjects)
     if not shown:
         return
     columns = min(MAX_COLUMNS, len(shown))

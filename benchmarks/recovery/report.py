@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .figures import draw_figure
+from .figures import draw_figure, drawn_subjects
 from .plan import PHASES, ablation, best_naive, naive_grid, planned, recipe_grid, recipe_trial, scheme_label
 from .results import Results, mean_shortfall
 from .subjects import SUBJECTS, Subject
@@ -48,7 +48,7 @@ def render_page(outcomes: list[Outcome], figure_directory: str, subjects: dict[s
     lines = INTRODUCTION.format(progress=progress, version=recipe_version()).splitlines()
     lines += ["", "## Targets", "", "On the first of the texts named below.", ""]
     lines += _table(["change", "unique tokens", "target", "measured", ""], target_rows(results, subjects))
-    if results.outcomes:
+    if drawn_subjects(results, subjects):
         lines += ["", f"![Shortfall over unique tokens]({figure_directory}{FIGURE})"]
     for subject in subjects.values():
         lines += ["", f"## {subject.name}", "", subject.about, "", *_subject_table(results, subject)]

@@ -29,8 +29,8 @@ METRICS = {
 }
 """The metrics that are kept of an evaluation, with their names. The table shows the first that was measured."""
 SELF_PERPLEXITY = "self_generated_perplexity"
-"""On text that the original has sampled. It flatters: such text has only what the original expects, so differences
-between models are smaller than on real text."""
+"""On text that the original has sampled. It flatters: such text has only what the original expects, so trained models
+usually come closer on it than on real text."""
 STAGES = {"original": "original", "swapped": "swapped", "started": "after the warm start", "trained": "after training"}
 
 
@@ -143,5 +143,5 @@ def _format_stages(recovery: Mapping[str, Any]) -> list[str]:
             rows.append((f"  {label}", *("" if value is None else f"{value:.4g}" for value in values)))
     lines = ["".join([f"{label:<24}", *(f"{cell:<15}" for cell in cells)]).rstrip() for label, *cells in rows]
     if SELF_PERPLEXITY in columns:
-        lines.append("Own text was sampled from the original. It flatters: differences are smaller than on real text.")
+        lines.append("Own text was sampled from the original. It flatters: trained models usually come closer on it.")
     return lines

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.recovery import __main__ as recovery
 from benchmarks.recovery import plan, report, results
+from benchmarks.recovery.figures import draw_figure
 from benchmarks.recovery.plan import best_naive, is_selected, naive_grid, planned, recipe_trial
 from benchmarks.recovery.results import Results, read_outcomes, write_outcomes
 from benchmarks.recovery.subjects import NONE_IN_SOME_LAYERS, SUBJECTS, T5_PER_LAYER, Subject
@@ -163,7 +164,20 @@ def test_the_page_shows_what_was_run_and_what_was_not(monkeypatch: pytest.Monkey
     assert "| t5 | naive | 96 | 192 | 1 | 0.001 | 9.000 | 1.000 | 0.300 | 0.600 | 3 |" in page
     assert "| rope | naive | 96 |  |  |  |  |  | not yet run | not yet run |  |" in page
     assert "| matched biases | not yet run |" in page
-    assert "![" not in report.render_page([], "", {"tiny": SUBJECT})
+    assert "![" in page
+    only_ablated = [outcome(plan.ablation(SUBJECT, "t5")["nothing"], 0.2)]
+    assert "![" not in report.render_page(only_ablated, "", {"tiny": SUBJECT})
+
+
+def test_the_figure_needs_runs_of_the_recipe(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the figure needs matplotlib")
+    path = tmp_path / "figure.png"
+    ablated = outcome(plan.ablation(SUBJECT, "t5")["nothing"], 0.2)
+    draw_figure(Results([ablated], {"tiny": SUBJECT}), {"tiny": SUBJECT}, path)
+    assert not path.exists()
+    complete = [ablated, outcome(recipe_trial(SUBJECT, "t5", 48), 0.2), *swept(0.9)]
+    draw_figure(Results(complete, {"tiny": SUBJECT}), {"tiny": SUBJECT}, path)
+    assert path.stat().st_size > 5_000
 
 
 def test_targets_say_whether_they_are_met() -> None:
