@@ -121,9 +121,10 @@ bench-quick: install  ## run a sample of the benchmarks in under three minutes
 bench-gpu: install  ## measure every attention path on a GPU and write benchmarks/GPU_SPEED.md
 	$(BIN)/python -m benchmarks.gpu
 
+# RECOVERY="--only stories260k/t5 --budget-minutes 30" runs a part; RECOVERY=--list shows what would be run.
 bench-recovery: install  ## measure how much training converted checkpoints need; takes hours, rerun to resume
 	$(BIN)/python $(PIP_INSTALL) '.[plots]'
-	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.recovery
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.recovery $(RECOVERY)
 
 # REPORT="--only t5" assembles a part.
 gpu-report: install  ## assemble GPU kernels, without a GPU, and write benchmarks/GPU.md; Linux only, rerun to resume

@@ -97,8 +97,8 @@ def memory() -> str:
 
 
 def recovery_tables(task: str) -> dict[str, dict[str, str]]:
-    """The final shortfalls of a task in benchmarks/RECOVERY.md: by method, then by scheme."""
-    page = (ROOT / "benchmarks" / "RECOVERY.md").read_text(encoding="utf-8")
+    """The final shortfalls of a task in benchmarks/EARLIER_RECIPE.md: by method, then by scheme."""
+    page = (ROOT / "benchmarks" / "EARLIER_RECIPE.md").read_text(encoding="utf-8")
     section = page.split(f"\n## {task}\n", 1)[1].split("\n## ", 1)[0]
     table = section.split("### ", 2)[1]
     header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "|" in line]
@@ -137,7 +137,7 @@ def small_budgets() -> str:
 
 def recovery_longer() -> str:
     """Final shortfall of the recommended recipe after more tokens."""
-    page = (ROOT / "benchmarks" / "RECOVERY.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks" / "EARLIER_RECIPE.md").read_text(encoding="utf-8")
     rows = []
     for task in ("stories260k", "gpt-nano-sort", "MiniLM"):
         match = re.search(rf"^## {task}, longer\n\n([\d,]+) tokens", page, re.MULTILINE)
@@ -149,7 +149,7 @@ def recovery_longer() -> str:
 
 def recovery_tokens() -> str:
     """Tokens that the recommended recipe needs, relative to plain fine-tuning."""
-    page = (ROOT / "benchmarks" / "RECOVERY.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks" / "EARLIER_RECIPE.md").read_text(encoding="utf-8")
     match = re.search(r"^Median over (\d+): ([\d.]+)", page, re.MULTILINE)
     assert match
     rows = re.findall(r"^\| (stories260k|gpt-nano-sort|MiniLM) \| (\w+) \| ([\d.]+) \|$", page, re.MULTILINE)

@@ -26,7 +26,7 @@ import hf_posenc
 from hf_posenc.training import Teacher
 from hf_posenc.training.teacher import SpecialTokens
 
-from .results import scheme_label
+from .plan import scheme_label
 from .tasks import data_path, load_minilm, minilm_directory
 from .trial import start_worker
 

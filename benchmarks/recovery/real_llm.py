@@ -1,66 +1,80 @@
-"""Convert a real LLM, SmolLM2-135M-Instruct, with `hf-posenc train`, and write REAL_LLM.md.
-
-Rows of 256 tokens are from the validation split of WikiText-2; perplexity is that of the beginning of its test split.
-Runs that are in the results file are not repeated, and one that is interrupted resumes:
-
-    python -m benchmarks.recovery.real_llm MODEL_DIRECTORY WIKITEXT_DIRECTORY [--tokens 20000]
-"""
+"""Run trials on a real LLM with the command `hf-posenc train`, as a user would. An interrupted run resumes."""
 
 from __future__ import annotations
 
-import argparse
+import hashlib
 import json
+import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_posenc  # noqa: F401 (loads variants)
 
-HERE = Path(__file__).parent
-RESULTS, PAGE = HERE / "real_llm.json", HERE.parent / "REAL_LLM.md"
-SCHEMES: tuple[Any, ...] = (
-    {"type": "none", "layers": "3::4"},
-    {"type": "t5", "shared": False},
-    {"type": "alibi", "learned": "per_layer"},
-)
-TEST_CHARACTERS = 32_000
-TRAIN_LENGTH = 256
-WARM_UP_STEPS = 10
+from .subjects import Subject
+from .tasks import CACHE, data_path, smollm2_directory
+from .trial import STAGES, Outcome, Trial, recipe_version
+
+TEST_CHARACTERS, WARM_UP_STEPS, SAVE_STEPS = 32_000, 10, 50
 QUESTION = "What is the capital of France?"
-COLUMNS = {
-    "original": "original",
-    "swapped": "swapped",
-    "started": "after the warm start",
-    "trained": "after training",
-}
+METRICS = {"real": "eval_perplexity", "own": "self_generated_perplexity"}
 
 
-def convert(model: Path, text: Path, scheme: Any, tokens: int, directory: Path) -> dict[str, Any]:
-    """Train one variant and return its measurements."""
-    test_file = directory / "test.txt"
-    directory.mkdir(parents=True, exist_ok=True)
+def run_command(trial: Trial, subject: Subject) -> Outcome:
+    """Train a variant of SmolLM2, and read its measurements; only those are kept."""
+    directory = CACHE / "runs" / hashlib.sha256(trial.key.encode()).hexdigest()[:16]
+    if not (directory / "recovery.json").is_file():
+        subprocess.run(command(trial, subject, directory), check=True)
+    outcome = read_outcome(trial, directory)
+    outcome.notes = {"gradient_spike": gradient_spike(directory), "answer": answer(directory)}
+    shutil.rmtree(directory)
+    return outcome
+
+
+def command(trial: Trial, subject: Subject, directory: Path) -> list[str]:
+    """The command line of a trial. The text to evaluate on is the beginning of the test split."""
+    text = data_path("data", "wikitext-2")
+    test_file = CACHE / "wikitext-2-test.txt"
+    CACHE.mkdir(exist_ok=True)
     test_file.write_text((text / "test.txt").read_text(encoding="utf-8")[:TEST_CHARACTERS], encoding="utf-8")
-    output = directory / "variant"
-    command = [sys.executable, "-m", "hf_posenc", "train", "--model", str(model), "--scheme", json.dumps(scheme)]
-    command += ["--data", str(text / "valid.txt"), "--eval-data", str(test_file), "--tokens", str(tokens)]
-    command += ["--passes", "1", "--train-length", str(TRAIN_LENGTH), "--logging-steps", "1", "--save-total-limit", "1"]
-    subprocess.run([*command, "--output-dir", str(output)], check=True)
-    recovery = json.loads((output / "recovery.json").read_text(encoding="utf-8"))
-    stages = {name: recovery if name == "trained" else recovery.get(name, {}) for name in COLUMNS}
-    return {
-        **{name: values.get("eval_perplexity") for name, values in stages.items()},
-        "tokens": recovery["tokens_unique"],
-        "seconds": round(recovery["train_seconds"]),
-        "gradient_spike": gradient_spike(output),
-        "answer": answer(output),
+    options = {
+        "model": smollm2_directory(),
+        "scheme": json.dumps(trial.scheme),
+        "recipe": {"recipe": "recommended"}.get(trial.method, trial.method),
+        "data": text / "valid.txt",
+        "eval-data": test_file,
+        "train-length": subject.length,
+        "tokens": trial.tokens,
+        "passes": trial.passes,
+        "per-device-train-batch-size": trial.batch_size,
+        "learning-rate": trial.learning_rate,
+        "seed": trial.seed,
+        "logging-steps": 1,
+        "save-steps": SAVE_STEPS,
+        "save-total-limit": 1,
+        "report-to": "none",
+        "output-dir": directory,
     }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "hf_posenc", "train", *words]
+
+
+def read_outcome(trial: Trial, directory: Path) -> Outcome:
+    """What a finished run has measured. The original's perplexity is kept by the run of the recipe only."""
+    recovery = json.loads((directory / "recovery.json").read_text(encoding="utf-8"))
+    stages = {stage: recovery if stage == "trained" else recovery.get(stage, {}) for stage in ("original", *STAGES)}
+    shortfalls = {
+        text: {
+            stage: stages[stage][metric] / stages["original"][metric] - 1 for stage in STAGES if metric in stages[stage]
+        }
+        for text, metric in METRICS.items()
+    }
+    tokens, seen = recovery["tokens_unique"], recovery["tokens_seen"]
+    return Outcome(trial, recipe_version(), tokens, seen, recovery["train_seconds"], shortfalls)
 
 
 def gradient_spike(directory: Path) -> float | None:
@@ -84,53 +98,3 @@ def answer(directory: Path) -> str:
     tokens = model.eval().generate(**inputs, max_new_tokens=24, do_sample=False)
     text: str = tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return text.strip()
-
-
-def make_page(results: dict[str, Any]) -> str:
-    """REAL_LLM.md."""
-    titles = ["scheme", "tokens", *COLUMNS.values(), "above the original", "largest gradient", "minutes", "answer"]
-    lines = [
-        "# A real LLM",
-        "",
-        "SmolLM2-135M-Instruct (weights from a 4-bit release) under other encodings, by `hf-posenc train` with its "
-        "defaults. Perplexity on the beginning of WikiText-2's test split, in rows of 256 tokens; training rows are "
-        "from its validation split. The largest gradient norm after ten steps is given in multiples of the median of "
-        f'those before it. The answer is that to "{QUESTION}" Minutes are those of two busy CPU cores. One run each:',
-        "`python -m benchmarks.recovery.real_llm MODEL_DIRECTORY WIKITEXT_DIRECTORY`.",
-        "",
-        f"| {' | '.join(titles)} |",
-        f"|{' --- |' * len(titles)}",
-    ]
-    for result in results.values():
-        stages = [f"{result[name]:.2f}" for name in COLUMNS]
-        spike = "" if result["gradient_spike"] is None else f"{result['gradient_spike']:.1f}"
-        cells = [f"`{json.dumps(result['scheme'])}`", f"{result['tokens']:,}", *stages]
-        cells += [f"{result['trained'] / result['original'] - 1:.1%}", spike, f"{result['seconds'] / 60:.0f}"]
-        lines.append(f"| {' | '.join([*cells, result['answer'].splitlines()[0]])} |")
-    return "\n".join(lines) + "\n"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what is missing in the results file, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="directory of SmolLM2-135M-Instruct")
-    parser.add_argument("text", type=Path, help="directory with valid.txt and test.txt of WikiText-2")
-    parser.add_argument("--tokens", type=int, default=20_000, help="training tokens")
-    parser.add_argument("--schemes", type=json.loads, nargs="+", default=SCHEMES, help="schemes, as JSON")
-    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / "hf_posenc_real_llm")
-    options = parser.parse_args(arguments)
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
-    for index, scheme in enumerate(options.schemes):
-        name = f"{json.dumps(scheme)}, {options.tokens} tokens"
-        if name not in results:
-            directory = options.directory / f"{options.tokens}-{index}"
-            results[name] = {
-                "scheme": scheme,
-                **convert(options.model, options.text, scheme, options.tokens, directory),
-            }
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(make_page(results), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

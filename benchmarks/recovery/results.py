@@ -1,77 +1,77 @@
-"""Select the runs to report, and read figures off their curves."""
+"""The results file, and what is read off it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
-from itertools import pairwise
-from statistics import median
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from .tasks import TASKS, Task
-from .trial import Outcome
+from .plan import best_naive, current, recipe_trial
+from .subjects import Subject
+from .trial import Outcome, Trial
 
-LEVELS = (0.05, 0.01)
-"""Shortfalls that count as recovered: within 5% and within 1% of the original."""
-DIVERGED = 1e30
-"""Replaces shortfalls that are not finite."""
+RESULTS = Path(__file__).parent / "results.json"
 
 
-def best_learning_rate(task: Task, outcomes: list[Outcome], scheme: Any, method: str) -> float:
-    """The best rate of the sweep with the first seed; for other schemes, the best over all swept schemes."""
-    sweep = [
-        outcome
-        for outcome in outcomes
-        if (outcome.trial.task, outcome.trial.method, outcome.trial.seed) == (task.name, method, 0)
-        and outcome.trial.scheme in task.swept_schemes
-    ]
-    same_scheme = [outcome for outcome in sweep if outcome.trial.scheme == scheme]
-    if same_scheme:
-        return min(same_scheme, key=final_shortfall).trial.learning_rate
-    by_rate: dict[float, list[float]] = {}
-    for outcome in sweep:
-        by_rate.setdefault(outcome.trial.learning_rate, []).append(final_shortfall(outcome))
-    return min(by_rate, key=lambda rate: median(by_rate[rate]), default=task.learning_rates[0])
+def read_outcomes(path: Path = RESULTS) -> list[Outcome]:
+    """All outcomes in the file; none if it does not exist."""
+    if not path.is_file():
+        return []
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    return [Outcome(**{**entry, "trial": Trial(**entry["trial"])}) for entry in entries]
 
 
-def final_shortfall(outcome: Outcome) -> float:
-    value = outcome.curve[-1][1]
-    return value if math.isfinite(value) else math.inf
+def write_outcomes(outcomes: list[Outcome], path: Path = RESULTS) -> None:
+    """Replace the file by one that is complete at any time, with a line per outcome."""
+    entries = [dataclasses.asdict(outcome) for outcome in sorted(outcomes, key=lambda outcome: outcome.trial.key)]
+    temporary = path.with_suffix(".new")
+    temporary.write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 class Results:
-    """The runs with the best learning rate, by task, scheme and method."""
+    """The outcomes of the current recipe, by what was run."""
 
-    def __init__(self, outcomes: list[Outcome]) -> None:
-        self.cells: dict[tuple[str, str, str], list[Outcome]] = {}
-        for outcome in outcomes:
-            trial = outcome.trial
-            best = best_learning_rate(TASKS[trial.task], outcomes, trial.scheme, trial.method)
-            if trial.learning_rate == best:
-                self.cells.setdefault((trial.task, str(trial.scheme), trial.method), []).append(outcome)
+    def __init__(self, outcomes: list[Outcome], subjects: dict[str, Subject]) -> None:
+        self.outcomes = [outcome for subject in subjects.values() for outcome in current(outcomes, subject)]
+        self.num_earlier = len(outcomes) - len(self.outcomes)
+        self._by_key = {outcome.trial.key: outcome for outcome in self.outcomes}
 
-    def get(self, task: Task, scheme: Any, method: str) -> list[Outcome]:
-        return self.cells.get((task.name, str(scheme), method), [])
+    def get(self, trial: Trial) -> Outcome | None:
+        return self._by_key.get(trial.key)
 
-    def tasks(self) -> list[Task]:
-        return [task for name, task in TASKS.items() if any(key[0] == name for key in self.cells)]
+    def seeds(self, trial: Trial | None, count: int) -> list[Outcome]:
+        """The outcomes of a trial with every seed that was run."""
+        trials = [] if trial is None else [dataclasses.replace(trial, seed=seed) for seed in range(count)]
+        return [outcome for outcome in map(self.get, trials) if outcome is not None]
 
-    def schemes(self, task: Task) -> list[Any]:
-        return [scheme for scheme in task.schemes if (task.name, str(scheme)) in {key[:2] for key in self.cells}]
+    def recipe(self, subject: Subject, scheme: Any, tokens: int) -> list[Outcome]:
+        return self.seeds(recipe_trial(subject, scheme, tokens), subject.seeds)
+
+    def naive(self, subject: Subject, scheme: Any, tokens: int) -> list[Outcome]:
+        return self.seeds(best_naive(subject, scheme, tokens, self.outcomes), subject.seeds)
+
+    def fraction_needed(self, subject: Subject, scheme: Any) -> float | None:
+        """Unique tokens with which the recipe matches plain fine-tuning, relative to those of the latter.
+
+        Whole runs are compared, so this is an upper bound. None if something was not run; infinite if no budget of the
+        recipe is enough.
+        """
+        tokens, text = subject.naive_budgets[-1], subject.texts[0]
+        naive = self.naive(subject, scheme, tokens)
+        budgets = {budget: self.recipe(subject, scheme, budget) for budget in dict(_pairs(subject))[str(scheme)]}
+        if not naive or not any(budgets.values()):
+            return None
+        level = max(mean_shortfall(naive, text), 0.0)
+        enough = [budget for budget, runs in budgets.items() if runs and mean_shortfall(runs, text) <= level]
+        return min(enough) / tokens if enough else float("inf")
 
 
-def tokens_to_reach(outcome: Outcome, level: float) -> float:
-    """Tokens until the shortfall falls to a level and stays there, interpolated between measurements."""
-    curve = [(tokens, value if math.isfinite(value) else DIVERGED) for tokens, value in outcome.curve]
-    reached = math.inf
-    for (before, worse), (after, better) in reversed(list(pairwise(curve))):
-        if better > level:
-            return reached
-        reached = float(after)
-        if worse > level:
-            return before + (after - before) * (worse - level) / (worse - better)
-    return float(curve[0][0]) if curve[0][1] <= level else reached
+def mean_shortfall(outcomes: list[Outcome], text: str, stage: str = "trained") -> float:
+    return fmean(outcome.shortfalls[text][stage] for outcome in outcomes)
 
 
-def scheme_label(scheme: Any) -> str:
-    return scheme if isinstance(scheme, str) else f"`{json.dumps(scheme)}`"
+def _pairs(subject: Subject) -> list[tuple[str, tuple[int, ...]]]:
+    return [(str(scheme), budgets) for scheme, budgets in subject.schemes]

@@ -1,11 +1,10 @@
-"""The tasks of the benchmark: a checkpoint to convert, text to train on, and a metric.
+"""The checkpoints of the benchmark: how to load them, text to train on, and how far a model is from the original.
 
-The metric is the shortfall: how much worse the converted model is than the original, as a fraction. 0 is as good.
+A shortfall says how much worse a converted model is than the original, as a fraction. 0 is as good.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import os
@@ -16,7 +15,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from tqdm.auto import tqdm
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    get_cosine_schedule_with_warmup,
+)
 
 from hf_posenc.training import generate_text
 from hf_posenc.training.data import IGNORE_INDEX
@@ -25,51 +32,8 @@ CACHE = Path(__file__).parent / "cache"
 DATA = Path(os.environ.get("HF_POSENC_CHECKPOINTS", CACHE))
 """The directory with checkpoints/ and data/."""
 Batch = dict[str, torch.Tensor]
-SCHEMES: tuple[Any, ...] = (
-    "sinusoidal",
-    "polynomial",
-    "exponential",
-    "rope",
-    "xpos",
-    "alibi",
-    "t5",
-    "kerple",
-    "fire",
-    "sandwich",
-    "cope",
-    "shaw",
-    "transformer_xl",
-    "deberta",
-    "tupe",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A checkpoint, its training rows, and a metric.
-
-    Attributes:
-        swept_schemes: Schemes that try every learning rate; the others use the rate that did best on these.
-        tokens: Tokens of a run, including those used for fitting.
-        measure: Returns the function that computes the shortfall of a model.
-        has_head: Whether the model predicts tokens; otherwise its embeddings are trained.
-        methods: Only these methods are run, if given.
-    """
-
-    name: str
-    schemes: tuple[Any, ...]
-    swept_schemes: tuple[Any, ...]
-    learning_rates: tuple[float, ...]
-    tokens: int
-    batch_size: int
-    fit_batch_size: int
-    evaluations: int
-    load: Callable[[], Any]
-    rows: Callable[[], Batch]
-    measure: Callable[[], Callable[[Any], float]]
-    has_head: bool = True
-    methods: tuple[str, ...] | None = None
-    seeds: int = 3
+Measure = Callable[[Any], float]
+"""From a model to its shortfall."""
 
 
 class CheckpointMissing(Exception):
@@ -108,13 +72,24 @@ def load_stories() -> Any:
 
 def story_rows(name: str = "stories", count: int = STORY_ROWS, seed: int = 0) -> Batch:
     ids = cached(name, lambda: generate_text(load_stories(), count, STORY_LENGTH, seed=seed, batch_size=200))
-    no_target = torch.full_like(ids[:, :1], IGNORE_INDEX)
-    return {"input_ids": ids, "targets": torch.cat([ids[:, 1:], no_target], 1)}
+    return {"input_ids": ids}
 
 
-def story_shortfall() -> Callable[[Any], float]:
-    ids = cached("stories_evaluated", lambda: generate_text(load_stories(), EVALUATED_STORIES, STORY_LENGTH, seed=1))
-    original = _perplexity(load_stories().eval(), ids)
+def generated_stories() -> torch.Tensor:
+    return cached("stories_evaluated", lambda: generate_text(load_stories(), EVALUATED_STORIES, STORY_LENGTH, seed=1))
+
+
+def written_stories() -> torch.Tensor:
+    """Stories in the same plain words that were not sampled from the model, in rows."""
+    tokenizer = AutoTokenizer.from_pretrained(data_path("checkpoints", "stories260k"))
+    ids = tokenizer((Path(__file__).parent / "stories.txt").read_text(encoding="utf-8"))["input_ids"]
+    return torch.tensor(ids[: len(ids) // STORY_LENGTH * STORY_LENGTH]).view(-1, STORY_LENGTH)
+
+
+def perplexity_increase(load: Callable[[], Any], rows: Callable[[], torch.Tensor]) -> Measure:
+    """How far a model's perplexity on some rows is above the original's, as a fraction."""
+    ids = rows()
+    original = _perplexity(load().eval(), ids)
     return lambda model: _perplexity(model, ids) / original - 1
 
 
@@ -142,7 +117,7 @@ def sorting_rows() -> Batch:
     return {"input_ids": sequences[:, :-1], "targets": targets}
 
 
-def sorting_shortfall() -> Callable[[Any], float]:
+def sorting_shortfall() -> Measure:
     inputs = torch.tensor(list(itertools.product(range(VALUES), repeat=DIGITS)))
     original = _sorted_fraction(load_sorter().eval(), inputs)
     return lambda model: 1 - _sorted_fraction(model, inputs) / original
@@ -175,7 +150,7 @@ def load_minilm() -> Any:
     return AutoModel.from_pretrained(minilm_directory())
 
 
-def _sentences(file: str, first_chunk_only: bool = True) -> Batch:
+def sentence_rows(file: str, first_chunk_only: bool = True) -> Batch:
     """Rows without padding: the first chunk of each paragraph, or all chunks."""
     tokenizer = AutoTokenizer.from_pretrained(minilm_directory())
     lines = data_path("data", "wikitext-2", file).read_text(encoding="utf-8").splitlines()
@@ -192,8 +167,8 @@ def _sentences(file: str, first_chunk_only: bool = True) -> Batch:
     return {"input_ids": encoded["input_ids"][full]}
 
 
-def sentence_shortfall() -> Callable[[Any], float]:
-    ids = _sentences("test.txt")["input_ids"][:EVALUATED_SENTENCES]
+def sentence_shortfall() -> Measure:
+    ids = sentence_rows("test.txt")["input_ids"][:EVALUATED_SENTENCES]
     original = embeddings(load_minilm().eval(), ids)
     return lambda model: 1 - nn.functional.cosine_similarity(embeddings(model, ids), original).mean().item()
 
@@ -203,72 +178,51 @@ def embeddings(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat([model(batch).last_hidden_state.mean(1) for batch in ids.split(16)])
 
 
-STORIES = Task(
-    name="stories260k",
-    schemes=("alibi", "t5", "kerple"),
-    swept_schemes=("alibi", "t5", "kerple"),
-    learning_rates=(2e-3, 5e-3),
-    tokens=300_000,
-    batch_size=4,
-    fit_batch_size=2,
-    evaluations=10,
-    load=load_stories,
-    rows=story_rows,
-    measure=story_shortfall,
-)
-SORTING = Task(
-    name="gpt-nano-sort",
-    schemes=SCHEMES,
-    swept_schemes=("sinusoidal", "rope", "alibi", "t5"),
-    learning_rates=(2e-3, 5e-3),
-    tokens=400_000,
-    batch_size=64,
-    fit_batch_size=32,
-    evaluations=20,
-    load=load_sorter,
-    rows=sorting_rows,
-    measure=sorting_shortfall,
-)
-SENTENCES = Task(
-    name="MiniLM",
-    schemes=("rope", "alibi", "t5", "deberta"),
-    swept_schemes=("rope", "t5"),
-    learning_rates=(1e-4, 3e-4),
-    tokens=40_000,
-    batch_size=8,
-    fit_batch_size=4,
-    evaluations=6,
-    load=load_minilm,
-    rows=lambda: _sentences("valid.txt"),
-    measure=sentence_shortfall,
-    has_head=False,
-)
+# gpt2-char: a GPT-2 with 0.8 million parameters, trained here on Shakespeare, one token per byte.
+
+CHAR_LENGTH, CHAR_STEPS, CHAR_BATCH, CHAR_ROWS, BYTES = 128, 1500, 16, 48, 256
+CHAR_DIRECTORY = CACHE / "gpt2-char"
 
 
-def _longer(task: Task, tokens: int, learning_rate: float, **changes: Any) -> Task:
-    """The same task with more tokens, for the recommended recipe only and with one seed."""
-    schemes = changes.pop("schemes", task.schemes)
-    return dataclasses.replace(
-        task,
-        name=f"{task.name}, longer",
-        schemes=schemes,
-        swept_schemes=schemes,
-        learning_rates=(learning_rate,),
-        tokens=tokens,
-        methods=("recommended",),
-        seeds=1,
-        **changes,
-    )
+def shakespeare(held_out: bool) -> torch.Tensor:
+    """Rows of bytes: the last tenth of the text is held out."""
+    text = data_path("data", "tinyshakespeare", "input.txt").read_bytes()
+    border = len(text) * 9 // 10
+    ids = torch.tensor(list(text[border:] if held_out else text[:border]))
+    rows = ids[: len(ids) // CHAR_LENGTH * CHAR_LENGTH].view(-1, CHAR_LENGTH)
+    return rows[:: len(rows) // CHAR_ROWS][:CHAR_ROWS] if held_out else rows
 
 
-TASKS = {
-    task.name: task
-    for task in (
-        STORIES,
-        _longer(STORIES, 1_000_000, 2e-3, rows=lambda: story_rows("more_stories", MORE_STORY_ROWS, seed=2)),
-        SORTING,
-        _longer(SORTING, 2_000_000, 5e-3, schemes=("alibi", "t5", "kerple", "fire", "sandwich")),
-        SENTENCES,
-        _longer(SENTENCES, 200_000, 2e-4, rows=lambda: _sentences("valid.txt", first_chunk_only=False)),
-    )
-}
+def load_char_model() -> Any:
+    """The model; trained the first time, which takes some minutes."""
+    if not (CHAR_DIRECTORY / "config.json").is_file():
+        _train_char_model(shakespeare(held_out=False)).save_pretrained(CHAR_DIRECTORY)
+    return AutoModelForCausalLM.from_pretrained(CHAR_DIRECTORY)
+
+
+def _train_char_model(rows: torch.Tensor) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": BYTES, "n_positions": CHAR_LENGTH, "n_embd": 128, "n_layer": 4, "n_head": 4}
+    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    special = dict.fromkeys(("bos_token_id", "eos_token_id"), ord("\n"))
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **no_dropout, **special))
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3, betas=(0.9, 0.98))
+    schedule = get_cosine_schedule_with_warmup(optimizer, CHAR_STEPS // 20, CHAR_STEPS)
+    for _ in tqdm(range(CHAR_STEPS), desc="Training gpt2-char", unit="step"):
+        batch = rows[torch.randint(len(rows), (CHAR_BATCH,))]
+        model(batch, labels=batch).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return model
+
+
+# SmolLM2: a real LLM with 135 million parameters, trained with the command.
+
+
+def smollm2_directory() -> Path:
+    path = Path(os.environ.get("HF_POSENC_SMOLLM2", CACHE / "smollm2"))
+    if not (path / "config.json").is_file():
+        raise CheckpointMissing(f"{path} not found: set HF_POSENC_SMOLLM2 to a directory with SmolLM2-135M-Instruct")
+    return path

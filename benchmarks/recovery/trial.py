@@ -1,66 +1,104 @@
-"""One run: convert a checkpoint to a scheme, train it with a method, and measure the shortfall along the way."""
+"""One run: convert a checkpoint to a scheme, train it by a recipe, and measure its shortfall at every stage.
+
+The start and the trainer are those of `hf-posenc train`, with its default arguments.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import hashlib
+import json
 import math
-from collections.abc import Iterator
+import tempfile
+import time
 from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import nn
+from transformers import PrinterCallback, TrainingArguments, default_data_collator
 from transformers.utils import logging
 
 import hf_posenc
-from hf_posenc.patches import architecture_of
-from hf_posenc.training import (
-    Recipe,
-    Teacher,
-    absorb_table_mean,
-    parameter_groups,
-    record_hidden_states,
-    resolve_fit_ratio,
-    transformer_layers,
-)
+from hf_posenc.cli.train import DEFAULT_ARGUMENTS
+from hf_posenc.errors import PosEncError
+from hf_posenc.training import Recipe, RecoveryTrainer, Teacher, budget, record_hidden_states, transformer_layers
 from hf_posenc.training.data import IGNORE_INDEX
 from hf_posenc.training.recipes import DEFAULT_FIT_RATIO, NAIVE, RECOMMENDED
+from hf_posenc.training.stock_start import (
+    CLOSED_FORM_ROWS,
+    FIT_LENGTH,
+    FIT_ROWS,
+    FIT_ROWS_TABLE,
+    start_from_stock_model,
+)
 
-from .tasks import TASKS, Batch, Task
+from .subjects import SUBJECTS, Subject
+from .tasks import Batch
 
-RECOMMENDED_NAME = "recommended"
-SHORTER = {f"{RECOMMENDED_NAME}, 1/4 of the tokens": 0.25, f"{RECOMMENDED_NAME}, 1/10 of the tokens": 0.1}
-"""Separate runs on a fraction of the tokens, with a learning rate schedule of that length."""
-FIT: dict[str, Any] = {"absorb_table_mean": True, "fit_ratio": DEFAULT_FIT_RATIO}
-DISTILLATION: dict[str, Any] = {"teacher": True, "hidden_loss_until": math.inf}
-EARLIER: dict[str, Any] = {"reorder_heads": False, "fold_rotation": False, "match_biases": False}
-"""The pieces that the recipe did not have yet when its runs were made; SMALL_BUDGETS.md measures them."""
-METHODS = {
-    "naive": NAIVE,
-    "naive + distillation": dataclasses.replace(NAIVE, **DISTILLATION),
-    "naive + fit": dataclasses.replace(NAIVE, **FIT),
-    "naive + fit + distillation": dataclasses.replace(NAIVE, **FIT, **DISTILLATION),
-    RECOMMENDED_NAME: dataclasses.replace(RECOMMENDED, **EARLIER),
-    **dict.fromkeys(SHORTER, dataclasses.replace(RECOMMENDED, **EARLIER)),
-}
 WARMUP_RATIO = 0.05
+PIECES: dict[str, dict[str, Any]] = {
+    "reordered heads": {"reorder_heads": False},
+    "folded rotation": {"fold_rotation": False},
+    "matched biases": {"match_biases": False},
+    "attention fit": {"fit_ratio": 0.0},
+    "distillation": {"teacher": False},
+}
+METHODS: dict[str, Recipe] = {
+    "recipe": RECOMMENDED,
+    "naive": NAIVE,
+    **{f"without {piece}": dataclasses.replace(RECOMMENDED, **changes) for piece, changes in PIECES.items()},
+}
+STAGES = ("swapped", "started", "trained")
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    task: str
+    """What to run. `tokens` is the number of unique tokens, and `batch_size` that of rows per step."""
+
+    subject: str
     scheme: Any
     method: str
+    tokens: int
+    passes: int
+    batch_size: int
     learning_rate: float
     seed: int
+
+    @property
+    def key(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
 
 @dataclasses.dataclass
 class Outcome:
-    """The learning curve of a trial: pairs of tokens seen and shortfall."""
+    """The result of a trial.
+
+    Attributes:
+        trial: What was run.
+        recipe: Fingerprint of the defaults of `hf-posenc train` at the time.
+        tokens_unique: Tokens of the rows that were used.
+        tokens_seen: The same, counting a row as often as the training used it.
+        seconds: Time of the warm start and the training.
+        shortfalls: By text, then by stage.
+        notes: Further results, such as an answer to a question.
+    """
 
     trial: Trial
-    curve: list[tuple[int, float]]
+    recipe: str
+    tokens_unique: int
+    tokens_seen: int
+    seconds: float
+    shortfalls: dict[str, dict[str, float]]
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def recipe_version() -> str:
+    """A fingerprint of everything that the recipe and its budget consist of: it changes if a default changes."""
+    constants = [getattr(budget, name) for name in dir(budget) if name.isupper()]
+    constants += [DEFAULT_FIT_RATIO, CLOSED_FORM_ROWS, FIT_ROWS, FIT_ROWS_TABLE, FIT_LENGTH]
+    content = [dataclasses.asdict(RECOMMENDED), dataclasses.asdict(NAIVE), DEFAULT_ARGUMENTS, constants]
+    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:8]
 
 
 def start_worker() -> None:
@@ -70,95 +108,96 @@ def start_worker() -> None:
     logging.disable_progress_bar()
 
 
-def run_trial(trial: Trial, task: Task | None = None) -> Outcome:
-    task = task or TASKS[trial.task]
+def run_trial(trial: Trial, subject: Subject | None = None) -> Outcome:
+    """Run a trial in this process."""
+    subject = subject or SUBJECTS[trial.subject]
     torch.manual_seed(trial.seed)
-    recipe = METHODS[trial.method]
-    rows = task.rows()
-    shortfall = task.measure()
-    length = rows["input_ids"].shape[-1]
-    stock_model = task.load()
-    model = hf_posenc.retrofit(task.load(), trial.scheme)
-    share = resolve_fit_ratio(recipe, architecture_of(model), trial.scheme)
-    tokens = SHORTER.get(trial.method, 1.0) * task.tokens
-    steps = round((1 - share) * tokens / (task.batch_size * length))
-    curve: list[tuple[int, float]] = []
-    tokens_seen = 0
-    if recipe.absorb_table_mean:
-        absorb_table_mean(stock_model, model, length)
-    if share:
-        number = round(share * tokens / (task.fit_batch_size * length))
-        order = torch.randperm(len(rows["input_ids"]))[: number * task.fit_batch_size]
-        input_ids = rows["input_ids"][order]
-        hf_posenc.fit(stock_model, model, input_ids, projections=True, steps=number, rows=task.fit_batch_size)
-        tokens_seen = number * task.fit_batch_size * length
-    curve.append((tokens_seen, _measure(shortfall, model)))
-    evenly = [number / task.evaluations for number in range(1, task.evaluations + 1)]
-    evaluated_steps = {max(round(steps * fraction), 1) for fraction in (0.02, 0.04, 0.07, *evenly)}
-    for step in train_steps(model, stock_model, recipe, task, trial, rows, steps):
-        tokens_seen += task.batch_size * length
-        if step + 1 in evaluated_steps:
-            curve.append((tokens_seen, _measure(shortfall, model)))
-    return Outcome(trial, curve)
+    recipe, rows = METHODS[trial.method], _rows(subject, trial)
+    measures = {text: make() for text, make in subject.measures.items()}
+    stock_model, model = subject.load().eval(), hf_posenc.retrofit(subject.load(), trial.scheme).eval()
+    shortfalls = {text: {"swapped": measure(model)} for text, measure in measures.items()}
+    tokens, start = rows["input_ids"].numel(), time.monotonic()
+    if recipe.starts_from_stock_model:
+        dataset = Dataset.from_dict({"input_ids": rows["input_ids"].tolist()})
+        start_from_stock_model(stock_model, model, dataset, recipe, "all", subject.length, trial.passes * tokens)
+        elapsed = time.monotonic() - start
+        for text, measure in measures.items():
+            shortfalls[text]["started"] = measure(model.eval())
+        start = time.monotonic() - elapsed
+    try:
+        _train(model, stock_model, recipe, subject, trial, rows)
+        seconds, diverged = time.monotonic() - start, False
+    except PosEncError:  # the loss is not finite, as may happen at high learning rates
+        seconds, diverged = time.monotonic() - start, True
+    for text, measure in measures.items():
+        shortfalls[text]["trained"] = math.inf if diverged else measure(model.eval())
+    return Outcome(trial, recipe_version(), tokens, trial.passes * tokens, round(seconds, 1), shortfalls)
 
 
-def _measure(shortfall: Any, model: Any) -> float:
-    model.eval()
-    value = shortfall(model)
-    model.train()
-    return value
+def _rows(subject: Subject, trial: Trial) -> Batch:
+    """The rows of a trial, in an order that depends on the seed."""
+    assert subject.rows is not None
+    rows = subject.rows()
+    order = torch.randperm(len(rows["input_ids"]), generator=torch.Generator().manual_seed(trial.seed))
+    return {name: values[order[: trial.tokens // subject.length]] for name, values in rows.items()}
 
 
-def train_steps(
-    model: Any, stock_model: Any, recipe: Recipe, task: Task, trial: Trial, rows: Batch, steps: int
-) -> Iterator[int]:
-    """Train a model as the recipe says; yields after every step."""
-    teacher = Teacher(stock_model) if recipe.teacher or not task.has_head else None
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = parameter_groups(model, trial.learning_rate, recipe.position_lr_multiplier * trial.learning_rate)
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
-    warmup = max(round(WARMUP_RATIO * steps), 1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warmup, 1) * (0.51 + 0.49 * math.cos(math.pi * step / steps))
-    )
-    model.train()
-    for step, batch in zip(range(steps), _batches(rows, task.batch_size, trial.seed), strict=False):
-        states_weight = max(1 - step / (recipe.hidden_loss_until * steps), 0.0)
-        loss = _loss(model, teacher, recipe, batch, states_weight)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
-        yield step
-
-
-def _batches(rows: Batch, batch_size: int, seed: int) -> Iterator[Batch]:
-    generator = torch.Generator().manual_seed(seed)
-    count = len(rows["input_ids"])
-    for _ in itertools.count():
-        for indices in torch.randperm(count, generator=generator).split(batch_size):
-            if len(indices) == batch_size:
-                yield {name: values[indices] for name, values in rows.items()}
-
-
-def _loss(model: Any, teacher: Teacher | None, recipe: Recipe, batch: Batch, states_weight: float) -> torch.Tensor:
-    inputs = {"input_ids": batch["input_ids"]}
-    with record_hidden_states(transformer_layers(model)) as states:
-        outputs = model(**inputs)
-    if "targets" in batch and not recipe.teacher:
-        return nn.functional.cross_entropy(
-            outputs.logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORE_INDEX
+def _train(model: Any, stock_model: Any, recipe: Recipe, subject: Subject, trial: Trial, rows: Batch) -> None:
+    columns = {name: values.tolist() for name, values in rows.items()}
+    if subject.has_head and "targets" not in columns:
+        columns["labels"] = columns["input_ids"]
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = TrainingArguments(
+            directory,
+            **DEFAULT_ARGUMENTS,
+            per_device_train_batch_size=trial.batch_size,
+            num_train_epochs=trial.passes,
+            learning_rate=trial.learning_rate,
+            seed=trial.seed,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+            remove_unused_columns=False,
         )
-    assert teacher is not None
-    teacher_output = teacher.forward(inputs)
-    if not recipe.teacher:  # a model without a head: only its embeddings can be trained
-        ours, target = (state.mean(1) for state in (outputs.last_hidden_state, teacher_output.hidden_states[-1]))
-        return (1 - nn.functional.cosine_similarity(ours, target)).mean()
-    weights = recipe.loss_weights
-    if "targets" not in batch:
-        terms = teacher_output.losses(dataclasses.replace(weights, kl=0.0), None, states, None, states_weight)
-        return torch.stack(list(terms.values())).sum()
-    has_target = batch["targets"] != IGNORE_INDEX
-    divergence = teacher_output.kl_divergence(outputs.logits, has_target)
-    return weights.kl * divergence + weights.hidden * states_weight * teacher_output.hidden_distance(states)
+        trainer = SubjectTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=Dataset.from_dict(columns),
+            data_collator=default_data_collator,
+            teacher=Teacher(stock_model) if recipe.teacher or not subject.has_head else None,
+            loss_weights=recipe.loss_weights,
+            hidden_loss_until=recipe.hidden_loss_until,
+            position_learning_rate=recipe.position_lr_multiplier * trial.learning_rate,
+        )
+        trainer.recipe = recipe
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+
+
+class SubjectTrainer(RecoveryTrainer):
+    """The trainer of `hf-posenc train`, with two losses that it does not have.
+
+    Subjects with targets train on those only, and plain fine-tuning of a model without a head trains the cosine
+    similarity of its embeddings to the original's.
+    """
+
+    recipe: Recipe
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        has_targets, distills = "targets" in inputs, self.recipe.teacher
+        if not has_targets and (distills or self.teacher is None):
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        ids = {"input_ids": inputs["input_ids"]}
+        with record_hidden_states(transformer_layers(model)) as states:  # type: ignore[arg-type]
+            outputs = model(**ids)
+        if has_targets and not distills:
+            logits, targets = outputs.logits.flatten(0, 1), inputs["targets"].flatten()
+            return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX)
+        assert self.teacher is not None
+        target = self.teacher.forward(ids)
+        if not has_targets:
+            return target.pooled_distance(outputs.last_hidden_state)
+        weights, scale = self.loss_weights, self._hidden_scale()
+        divergence = target.kl_divergence(outputs.logits, inputs["targets"] != IGNORE_INDEX)
+        return weights.kl * divergence + weights.hidden * scale * target.hidden_distance(states)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from torch.nn import functional
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
@@ -19,7 +18,7 @@ from ..patches import ARCHITECTURES, find_auto_class, max_positions
 from .loading import load_model, load_tokenizer
 from .source import read_config
 
-MAX_SEQUENCE_LENGTH, MAX_SEQUENCES, TOKENS_PER_CHUNK = 512, 64, 64
+MAX_SEQUENCE_LENGTH, MAX_SEQUENCES, TOKENS_PER_CHUNK = 512, 64, 16
 MAX_CHARACTERS = 16 * MAX_SEQUENCE_LENGTH * MAX_SEQUENCES
 """How much text is tokenized at most to fill the sequences."""
 LANGUAGE_MODELS = ["AutoModelForCausalLM", "AutoModelForMaskedLM"]
@@ -54,8 +53,8 @@ class Drift:
 def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
     """Compare a variant (`after`) with the source that it was converted from, on the beginning of a text file.
 
-    The models are loaded one after the other, and the hidden states of the first wait in temporary files, so that no
-    more memory is needed than for one of them.
+    The models are loaded one after the other, the hidden states of the first wait in temporary files, and logits exist
+    for a few tokens at a time, so that no more memory is needed than for one forward pass.
     """
     config = read_config(before)
     sequences = read_sequences(before, text_file)
@@ -68,16 +67,21 @@ def measure_drift(before: Path, after: Path, text_file: Path) -> Drift:
         del source
         auto_class = find_auto_class(config.architectures or [], LANGUAGE_MODELS) or "AutoModel"
         variant, _ = load_model(after, auto_class)
-        is_causal = ARCHITECTURES[config.model_type].is_causal(config) and auto_class != "AutoModel"
+        has_head, is_causal = auto_class != "AutoModel", ARCHITECTURES[config.model_type].is_causal(config)
         sums = _Sums()
         for input_ids, path in zip(tqdm(batches, "Running the variant", unit="batch"), files, strict=True):
             states_BNE = load_file(path)[STATES]
-            new_states_BNE, logits, new_logits = _run_with(variant, input_ids, states_BNE)
+            output = variant.base_model(input_ids)
+            new_states_BNE = output.last_hidden_state
             similarity_BN = functional.cosine_similarity(states_BNE.float(), new_states_BNE.float(), dim=-1)
             sums.cosine += similarity_BN.double().sum().item()
-            if logits is not None and new_logits is not None:
-                sums.add_predictions(logits, new_logits, input_ids if is_causal else None)
-    return sums.drift(sequences.numel(), has_head=auto_class != "AutoModel")
+            if has_head:
+                next_ids_BN = functional.pad(input_ids[:, 1:], (0, 1), value=IGNORED) if is_causal else None
+                for chunk in _chunks(input_ids.shape[1]):
+                    states = torch.cat([states_BNE[:, chunk].to(new_states_BNE), new_states_BNE[:, chunk]])
+                    logits, new_logits = _run_head(variant, output, input_ids[:, chunk], states).chunk(2)
+                    sums.add_predictions(logits, new_logits, None if next_ids_BN is None else next_ids_BN[:, chunk])
+    return sums.drift(sequences.numel(), has_head)
 
 
 @dataclasses.dataclass
@@ -90,23 +94,18 @@ class _Sums:
     num_predicted: int = 0
 
     def add_predictions(
-        self, logits_BNV: torch.Tensor, new_logits_BNV: torch.Tensor, input_ids: torch.Tensor | None
+        self, logits_BNV: torch.Tensor, new_logits_BNV: torch.Tensor, labels_BN: torch.Tensor | None
     ) -> None:
-        """Add the predictions of a batch, a few tokens at a time; losses only if `input_ids` are given."""
-        next_ids_BN = None if input_ids is None else functional.pad(input_ids[:, 1:], (0, 1), value=IGNORED)
-        for start in range(0, logits_BNV.shape[1], TOKENS_PER_CHUNK):
-            chunk = slice(start, start + TOKENS_PER_CHUNK)
-            log_probs, new_log_probs = (
-                values[:, chunk].float().log_softmax(-1) for values in (logits_BNV, new_logits_BNV)
-            )
-            if next_ids_BN is not None:
-                labels = next_ids_BN[:, chunk].flatten()
-                self.num_predicted += int((labels != IGNORED).sum())
-                for index, predicted in enumerate((log_probs, new_log_probs)):
-                    self.losses[index] += functional.nll_loss(
-                        predicted.flatten(0, 1), labels, ignore_index=IGNORED, reduction="sum"
-                    )
-            self.divergence += (log_probs.exp() * (log_probs - new_log_probs)).sum().item()
+        """Add the predictions of a few tokens; losses only if there are labels."""
+        log_probs, new_log_probs = (values.float().log_softmax(-1) for values in (logits_BNV, new_logits_BNV))
+        if labels_BN is not None:
+            labels = labels_BN.flatten()
+            self.num_predicted += int((labels != IGNORED).sum())
+            for index, predicted in enumerate((log_probs, new_log_probs)):
+                self.losses[index] += functional.nll_loss(
+                    predicted.flatten(0, 1), labels, ignore_index=IGNORED, reduction="sum"
+                )
+        self.divergence += (log_probs.exp() * (log_probs - new_log_probs)).sum().item()
 
     def drift(self, num_tokens: int, has_head: bool) -> Drift:
         """The means."""
@@ -115,20 +114,29 @@ class _Sums:
         return Drift(num_tokens, self.cosine / num_tokens, divergence, *perplexities)
 
 
-def _run_with(
-    model: PreTrainedModel, input_ids: torch.Tensor, states_BNE: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Run a model; returns its last hidden states, its head's logits for those of another model, and its own."""
-    own_states: list[torch.Tensor] = []
+def _chunks(length: int) -> list[slice]:
+    return [slice(start, start + TOKENS_PER_CHUNK) for start in range(0, length, TOKENS_PER_CHUNK)]
 
-    def append_states(module: nn.Module, args: object, output: ModelOutput) -> ModelOutput:
-        own_states.append(output.last_hidden_state)
-        output.last_hidden_state = torch.cat([states_BNE.to(output.last_hidden_state), output.last_hidden_state])
-        return output
 
-    with model.base_model.register_forward_hook(append_states):
-        logits = getattr(model(input_ids), "logits", None)
-    return (own_states[0], None, None) if logits is None else (own_states[0], *logits.chunk(2))
+def _run_head(
+    model: PreTrainedModel, output: ModelOutput, input_ids: torch.Tensor, states_BNE: torch.Tensor
+) -> torch.Tensor:
+    """The logits of a model's head for given hidden states; everything below the head is skipped.
+
+    Args:
+        model: The model.
+        output: What its base model returns; changed to hold the given states.
+        input_ids: Tokens of the same length as the states; they are not read.
+        states_BNE: The last hidden states.
+    """
+    base = model.base_model
+    output.last_hidden_state = states_BNE
+    base.forward = lambda *args, **kwargs: output
+    try:
+        logits: torch.Tensor = model(input_ids).logits
+        return logits
+    finally:
+        del base.forward
 
 
 def read_sequences(checkpoint: Path, text_file: Path, max_length: int = MAX_SEQUENCE_LENGTH) -> torch.Tensor:

@@ -161,6 +161,14 @@ def train(
     self_generated_rows: Annotated[
         int | None, Option(min=1, help="Rows to sample with --data self.", show_default="as many as the run uses")
     ] = None,
+    self_eval_rows: Annotated[
+        int | None,
+        Option(
+            min=0,
+            help="Rows sampled from the original to evaluate on as well; 0 for none.",
+            show_default="8 with --eval-data, for causal models",
+        ),
+    ] = None,
     max_length: Annotated[
         int | None,
         Option(

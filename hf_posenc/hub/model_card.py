@@ -42,7 +42,11 @@ MAX_CARD_BYTES = 4 * 2**20
 MAX_METRICS, MAX_NAMES = 200, 20
 """Most numbers in each table of a card, and most parameter names."""
 METRIC_NAME = re.compile(r"[\w/%@+ -]{1,80}", re.ASCII)
-METRIC_NAMES = {"eval_loss": "held-out loss", "eval_perplexity": "held-out perplexity"}
+METRIC_NAMES = {
+    "eval_loss": "held-out loss",
+    "eval_perplexity": "held-out perplexity",
+    "self_generated_perplexity": "perplexity on text sampled from the original, which flatters",
+}
 TEMPLATE = """# {title}
 
 {family} with {schemes} positional encoding, {origin} with `hf_posenc`.

@@ -75,6 +75,8 @@ class TrainRequest:
         target_length: The length that `positions` are chosen for.
         mlm_probability: Fraction of tokens that masked models have to predict.
         self_generated_rows: Rows to sample if `data` is "self".
+        self_eval_rows: Rows of text sampled from the stock model to evaluate on, besides `eval_data`; 0 for none. By
+            default 8 if there is `eval_data`, and the model is causal and not a variant.
         max_length: The longest input that the variant's files name, where other tools cut inputs; by default the
             longer one of the stock model's length and that of the training rows.
         revision: Branch, tag or commit of a Hub id.
@@ -106,6 +108,7 @@ class TrainRequest:
     target_length: int | None = None
     mlm_probability: float = 0.15
     self_generated_rows: int | None = None
+    self_eval_rows: int | None = None
     max_length: int | None = None
     revision: str | None = None
 
@@ -116,6 +119,8 @@ class TrainRequest:
             raise PosEncError(f"Unknown --trainable {self.trainable!r}; expected one of {get_args(Trainable)}")
         if self.tokens is not None and self.tokens < 1:
             raise PosEncError(f"--tokens must be at least 1, got {self.tokens}")
+        if self.self_eval_rows is not None and self.self_eval_rows < 0:
+            raise PosEncError(f"--self-eval-rows must be at least 0, got {self.self_eval_rows}")
         if self.positions is not None and self.positions not in get_args(PositionSampling):
             raise PosEncError(f"Unknown --positions {self.positions!r}; expected one of {get_args(PositionSampling)}")
         if (self.positions is None) != (self.target_length is None):

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from ..checkpoints import eval_mode
 from ..errors import PosEncError
@@ -32,9 +33,10 @@ from .objectives import Labels, Objective
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
+logger = logging.get_logger(__name__)
 IGNORE_INDEX = -100
 """Labels that the loss leaves out."""
-SELF_GENERATED_FILE = "self_generated.safetensors"
+SELF_GENERATED_FILE, SELF_EVAL_FILE = "self_generated.safetensors", "self_generated_eval.safetensors"
 DOCUMENTS_PER_BATCH, ROWS_PER_READ, FINGERPRINTED_STREAM_ROWS = 1000, 1000, 64
 Columns = dict[str, list[Any]]
 
@@ -186,6 +188,18 @@ def concatenate_stages(stages: list[Dataset], sizes: list[int], seed: int) -> Da
     return concatenate_datasets(ordered)
 
 
+def limit_tokens(rows: Dataset | IterableDataset, tokens: int | None, length: int) -> Dataset | IterableDataset:
+    """The first rows, up to a number of tokens."""
+    if tokens is None:
+        return rows
+    num_rows = max(tokens // length, 1)
+    if not hasattr(rows, "__len__"):
+        return rows.take(num_rows)
+    if len(rows) < num_rows:
+        logger.warning(f"The data has {len(rows) * length:,} tokens, fewer than the {tokens:,} of --tokens")
+    return rows.select(range(min(num_rows, len(rows))))
+
+
 def sample_input_ids(rows: Dataset | IterableDataset, count: int, length: int) -> torch.Tensor | None:
     """The first tokens of at most `count` rows, cut to a common length that at least half of the rows reach."""
     candidates = [row[INPUT_IDS][:length] for row in itertools.islice(iter(rows), 2 * count)]
@@ -260,13 +274,20 @@ def generate_text(
 
 
 def self_generated_dataset(
-    model: PreTrainedModel, directory: Path, rows: int, length: int, source: dict[str, str]
+    model: PreTrainedModel,
+    directory: Path,
+    rows: int,
+    length: int,
+    source: dict[str, str],
+    *,
+    name: str = SELF_GENERATED_FILE,
+    seed: int = 0,
 ) -> Dataset:
-    """Text sampled from a model, kept in a file so that a resumed run trains on the same; `source` names the model."""
+    """Text sampled from a model, kept in a file so that a resumed run reads the same; `source` names the model."""
     from accelerate import PartialState
     from datasets import Dataset
 
-    path = directory / SELF_GENERATED_FILE
+    path = directory / name
     metadata = {**source, "rows": f"{rows} of {length}"}
     existing = None
     with contextlib.suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
@@ -274,7 +295,7 @@ def self_generated_dataset(
     if PartialState().is_main_process and existing != metadata:
         directory.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".new")
-        save_file({INPUT_IDS: generate_text(model, rows, length)}, temporary, metadata=metadata)
+        save_file({INPUT_IDS: generate_text(model, rows, length, seed=seed)}, temporary, metadata=metadata)
         temporary.replace(path)
     PartialState().wait_for_everyone()
     return Dataset.from_dict({INPUT_IDS: load_file(path)[INPUT_IDS].tolist()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from ..patches import ARCHITECTURES, max_positions, plan_schemes, refuse, with_s
 from ..spec import NO_POSITIONS
 from ..text_data import load_text_dataset, translate_data_errors
 from .arguments import SELF_GENERATED, Stage, TrainRequest, is_sharded, rows_per_step
-from .data import RowBuilder, concatenate_stages, self_generated_dataset
+from .data import SELF_EVAL_FILE, RowBuilder, concatenate_stages, limit_tokens, self_generated_dataset
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .optimizer import widen_trained_parameters
 from .position_collators import POSITION_COLLATORS, DataCollatorWithPositions, check_reads_positions
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 logger = logging.get_logger(__name__)
-MAX_SELF_GENERATED_ROWS = 4096
+MAX_SELF_GENERATED_ROWS, SELF_EVAL_ROWS, SELF_EVAL_SEED = 4096, 8, 1
+"""The text to evaluate on has another seed than the text to train on."""
 
 
 def load_config(request: TrainRequest) -> PreTrainedConfig:
@@ -96,6 +98,7 @@ class RunBuilder:
         self.train_collator = self._position_collator(first_position)
         self.teacher = self._load_teacher()
         self._stock_model = self.teacher.model if self.teacher is not None and not request.teacher_model else None
+        self._has_new_head = self.teacher is not None and self.teacher.has_new_head
         if self.labels and self.teacher and self.teacher.has_new_head and not request.recipe.loss_weights.label:
             self.teacher = None  # it knows nothing about the classes
         self._check_teacher()
@@ -217,7 +220,7 @@ class RunBuilder:
         with translate_data_errors(request.data):
             datasets = [builder.build(documents) for builder in self.row_builders]
         if len(datasets) == 1:
-            return _limit_tokens(datasets[0], request.tokens, self.stages[0].length)
+            return limit_tokens(datasets[0], request.tokens, self.stages[0].length)
         self.arguments.train_sampling_strategy = "sequential"  # the rows are shuffled within each stage
         sizes = [(stage.steps or 0) * step_rows for stage in self.stages]
         return concatenate_stages(datasets, sizes, self.arguments.seed)
@@ -229,6 +232,51 @@ class RunBuilder:
         documents = load_text_dataset(self.request.eval_data, self.request.eval_split)
         with translate_data_errors(self.request.eval_data):
             return self.row_builders[-1].build(documents)
+
+    def build_self_eval_rows(self) -> Dataset | IterableDataset | None:
+        """Rows sampled from the stock model, to evaluate on besides the evaluation data."""
+        request, config = self.request, self.config
+        num_rows = request.self_eval_rows
+        has_start = config.bos_token_id is not None or config.eos_token_id is not None
+        is_stock_decoder = self.objective is Objective.CAUSAL and request.scheme is not None and has_start
+        if not is_stock_decoder or is_sharded(self.arguments):
+            if num_rows:
+                raise PosEncError(
+                    "--self-eval-rows is for stock causal models with a bos_token_id, without FSDP or DeepSpeed: leave "
+                    "it out"
+                )
+            return None
+        if num_rows is None:
+            num_rows = SELF_EVAL_ROWS if request.eval_data is not None else 0
+        if not num_rows:
+            return None
+        model = self._stock_model or self._load_model(request.model, request.revision)[0]
+        length = min(self.stages[-1].length, max_positions(model.config))
+        source = {"model": request.model, "revision": str(request.revision)}
+        documents = self_generated_dataset(
+            model.to(self.arguments.device),
+            Path(self.arguments.output_dir),
+            num_rows,
+            length,
+            source,
+            name=SELF_EVAL_FILE,
+            seed=SELF_EVAL_SEED,
+        )
+        return dataclasses.replace(self.row_builders[-1], length=length).build(documents)
+
+    def load_original(self) -> PreTrainedModel | None:
+        """The stock model to compare with, if it has a trained head and can read the rows."""
+        request, separates_documents = self.request, self.objective is Objective.CAUSAL or not self.packing
+        if request.scheme is None or is_sharded(self.arguments):
+            return None
+        if self._stock_model is not None:
+            model, is_untrained = self._stock_model, self._has_new_head
+        elif separates_documents:
+            model, missing = self._load_model(request.model, request.revision)
+            is_untrained = bool(missing)
+        else:
+            return None
+        return None if is_untrained or self.stages[-1].length > max_positions(model.config) else model
 
     def build_student(
         self, rows: Dataset | IterableDataset, warm_start: bool, measure: Callable[[str, PreTrainedModel], None]
@@ -250,11 +298,13 @@ class RunBuilder:
                     classifier.config.pad_token_id = self.tokenizer.pad_token_id
         if self.train_collator is not None:
             check_reads_positions(model, self.train_collator)
-        if request.scheme is None or not warm_start or not request.recipe.starts_from_stock_model:
+        if request.scheme is None or not warm_start:
             return model
-        stock_model = self._stock_model or self._load_model(request.model, request.revision)[0]
         model.to(self.arguments.device)
         measure("swapped", model)
+        if not request.recipe.starts_from_stock_model:
+            return model
+        stock_model = self._stock_model or self._load_model(request.model, request.revision)[0]
         fits = self.objective is not Objective.CLASSIFICATION
         tokens_seen = self._rows_seen(rows) * self.stages[0].length if fits else 0
         start_from_stock_model(
@@ -278,15 +328,3 @@ class RunBuilder:
         if steps <= 0:
             steps = math.ceil(math.ceil(len(rows) / step_rows) * self.arguments.num_train_epochs)
         return steps * step_rows
-
-
-def _limit_tokens(rows: Dataset | IterableDataset, tokens: int | None, length: int) -> Dataset | IterableDataset:
-    """The first rows, up to a number of tokens."""
-    if tokens is None:
-        return rows
-    num_rows = max(tokens // length, 1)
-    if not hasattr(rows, "__len__"):
-        return rows.take(num_rows)
-    if len(rows) < num_rows:
-        logger.warning(f"The data has {len(rows) * length:,} tokens, fewer than the {tokens:,} of --tokens")
-    return rows.select(range(min(num_rows, len(rows))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ METRICS = {
     "eval_loss": "loss",
 }
 """The metrics that are kept of an evaluation, with their names. The table shows the first that was measured."""
+SELF_PERPLEXITY = "self_generated_perplexity"
+"""On text that the original has sampled. It flatters: such text has only what the original expects, so trained models
+usually come closer on it than on real text."""
 STAGES = {"original": "original", "swapped": "swapped", "started": "after the warm start", "trained": "after training"}
 
 
@@ -40,12 +44,12 @@ class RecoveryReport:
 
     def __init__(self, builder: RunBuilder, measured: dict[str, dict[str, float]]) -> None:
         self.builder, self.stages = builder, dict(measured)
-        self.rows = builder.build_eval_rows()
+        self.rows, self.self_rows = builder.build_eval_rows(), builder.build_self_eval_rows()
         self._has_head = builder.objective is not Objective.FEATURE_EXTRACTION
 
     def measure(self, stage: str, model: PreTrainedModel) -> None:
         """Evaluate a model that is not sharded; do nothing without evaluation data."""
-        if self.rows is None:
+        if self.rows is None and self.self_rows is None:
             return
         arguments = copy.copy(self.builder.arguments)
         arguments.report_to = []
@@ -59,28 +63,31 @@ class RecoveryReport:
         )
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             return
-        values = self._evaluate(trainer) if self._has_head else self._compare_embeddings(trainer)
-        self.stages[stage] = {name: values[name] for name in METRICS if name in values}
+        self.stages[stage] = self._evaluate(trainer) if self._has_head else self._compare_embeddings(trainer)
 
     def measure_trained(self, trainer: RecoveryTrainer) -> None:
         """Evaluate the trained model, and the original if it can be compared."""
-        if self.rows is None:
+        if self.rows is None and self.self_rows is None:
             return
-        values = self._evaluate(trainer)
+        self.stages["trained"] = self._evaluate(trainer)
         if not self._has_head:
-            values |= self._compare_embeddings(trainer)
-        self.stages["trained"] = {name: values[name] for name in METRICS if name in values}
-        builder, teacher = self.builder, self.builder.teacher
-        if teacher is None or builder.request.teacher_model or teacher.has_new_head or not self._has_head:
-            return
-        if builder.stages[-1].length <= teacher.max_length:
-            self.measure("original", teacher.model)
+            self.stages["trained"] |= self._compare_embeddings(trainer)
+        original = self.builder.load_original() if self._has_head else None
+        if original is not None:
+            self.measure("original", original)
 
     def _evaluate(self, trainer: Trainer) -> dict[str, float]:
-        arguments = trainer.args
+        """The metrics that are kept, on the evaluation data and on text sampled from the original."""
+        arguments, values = trainer.args, {}
         with torch.random.fork_rng(devices=[]):  # the same tokens are masked every time
             torch.manual_seed(arguments.seed + arguments.process_index)
-            return with_perplexity(trainer.evaluate(), self.builder.objective.predicts_tokens)
+            if self.rows is not None:
+                metrics = with_perplexity(trainer.evaluate(), self.builder.objective.predicts_tokens)
+                values = {name: metrics[name] for name in METRICS if name in metrics}
+            if self.self_rows is not None:
+                loss = trainer.evaluate(self.self_rows, metric_key_prefix="self_eval")["self_eval_loss"]
+                values[SELF_PERPLEXITY] = math.exp(min(loss, 700.0))
+        return values
 
     @torch.no_grad()
     def _compare_embeddings(self, trainer: Trainer) -> dict[str, float]:
@@ -106,14 +113,7 @@ class RecoveryReport:
 
 def format_recovery(recovery: Mapping[str, Any], directory: Path, objective: Objective) -> str:
     """The end of a run as text: a table of stages, tokens and time from recovery.json, and how to load the model."""
-    by_stage = {stage: recovery if stage == "trained" else recovery.get(stage, {}) for stage in STAGES}
-    metric = next((name for name in METRICS if any(name in values for values in by_stage.values())), None)
-    lines = []
-    if metric is not None:
-        lines.append(f"On held-out text ({METRICS[metric]}):")
-        lines += [
-            f"  {STAGES[stage]:<22}{by_stage[stage][metric]:.4g}" for stage in STAGES if metric in by_stage[stage]
-        ]
+    lines = _format_stages(recovery)
     if recovery.get("tokens_seen") is not None:
         unique = f"{recovery['tokens_unique']:,}" if recovery.get("tokens_unique") is not None else "unknown"
         lines.append(
@@ -124,3 +124,24 @@ def format_recovery(recovery: Mapping[str, Any], directory: Path, objective: Obj
     lines += ["  import hf_posenc", f"  from transformers import {auto_class}"]
     lines.append(f"  model = {auto_class}.from_pretrained({str(directory)!r})")
     return "\n".join(lines)
+
+
+def _format_stages(recovery: Mapping[str, Any]) -> list[str]:
+    """A line per stage, with a column for held-out text and one for text sampled from the original."""
+    by_stage = {stage: recovery if stage == "trained" else recovery.get(stage, {}) for stage in STAGES}
+    measured = {name for values in by_stage.values() for name in values}
+    metric = next((name for name in METRICS if name in measured), None)
+    columns = {} if metric is None else {metric: "held-out text"}
+    if SELF_PERPLEXITY in measured:
+        columns[SELF_PERPLEXITY] = "own text"
+    if not columns:
+        return []
+    rows = [(METRICS[metric or "eval_perplexity"].capitalize(), *columns.values())]
+    for stage, label in STAGES.items():
+        values = [by_stage[stage].get(name) for name in columns]
+        if any(value is not None for value in values):
+            rows.append((f"  {label}", *("" if value is None else f"{value:.4g}" for value in values)))
+    lines = ["".join([f"{label:<24}", *(f"{cell:<15}" for cell in cells)]).rstrip() for label, *cells in rows]
+    if SELF_PERPLEXITY in columns:
+        lines.append("Own text was sampled from the original. It flatters: trained models usually come closer on it.")
+    return lines

@@ -22,13 +22,13 @@ from ..checkpoints import (
 from ..errors import PosEncError
 from .arguments import TrainRequest, rows_per_step
 from .checkpointing import STAGING_DIRECTORY
-from .data import SELF_GENERATED_FILE
+from .data import SELF_EVAL_FILE, SELF_GENERATED_FILE
 
 TEACHER_CACHE = "teacher_cache"
 """The directory of the teacher's predictions, inside the output directory, until the run is finished."""
 RUN_FILES = (
     *("config.json", "model*.safetensors", "model.safetensors.index.json", "training_args.json"),
-    *(*COMPANION_FILES, SELF_GENERATED_FILE, RECOVERY_FILE, LENGTH_CURVE_FILE),
+    *(*COMPANION_FILES, SELF_GENERATED_FILE, SELF_EVAL_FILE, RECOVERY_FILE, LENGTH_CURVE_FILE),
 )
 """Files that a run leaves in its output directory, and `--restart` deletes."""
 RESUME_ARGUMENTS = (

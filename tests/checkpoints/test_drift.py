@@ -17,6 +17,7 @@ import hf_posenc
 from hf_posenc.checkpoints import drift
 from hf_posenc.cli import app
 from tests.support import tiny_models as tiny
+from tests.support.tensor_sizes import LargestTensor
 
 
 def save_tokenizer(directory: Path) -> None:
@@ -84,3 +85,23 @@ def test_failed_measurement_leaves_no_output(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*command, "--drift-text", str(tmp_path / "missing.txt")])
     assert result.exit_code == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_logits_exist_for_a_few_tokens_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.model("llama", dtype=torch.float32).save_pretrained(tmp_path / "stock")
+    save_tokenizer(tmp_path / "stock")
+    text = tmp_path / "text"
+    text.write_text(" ".join(f"w{token}" for token in range(tiny.TRAINED_LENGTH)))
+    hf_posenc.convert_checkpoint(tmp_path / "stock", "t5", tmp_path / "out")
+
+    def num_logits(tensor: torch.Tensor) -> int:
+        return tensor.numel() if tensor.ndim == 3 and tensor.shape[-1] == tiny.VOCABULARY else 0
+
+    drifts = []
+    for chunk in (4, tiny.TRAINED_LENGTH):  # the second is a control: all at once
+        monkeypatch.setattr(drift, "TOKENS_PER_CHUNK", chunk)
+        with LargestTensor(num_logits) as largest:
+            drifts.append(drift.measure_drift(tmp_path / "stock", tmp_path / "out", text))
+        assert largest.numbers == 2 * chunk * tiny.VOCABULARY
+    assert drifts[0].perplexity_after == pytest.approx(drifts[1].perplexity_after, rel=1e-5)
+    assert drifts[0].kl_divergence == pytest.approx(drifts[1].kl_divergence, rel=1e-4)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from transformers import LlamaConfig
 from typer.testing import CliRunner
 
 from hf_posenc.cli import app
 from hf_posenc.errors import PosEncError
-from hf_posenc.training import budget_arguments, default_learning_rate
+from hf_posenc.training import budget_arguments, default_learning_rate, format_recovery
 from hf_posenc.training.budget import warmup_steps
+from hf_posenc.training.objectives import Objective
 from hf_posenc.training.stock_start import suggest_options
 from tests.support import word_level_tokenizer as word_level
 
@@ -71,10 +74,41 @@ def test_tokens_limit_the_rows_and_are_reported(options: list[object], tmp_path:
     assert (recovery["tokens_unique"], recovery["tokens_seen"]) == (96, 192)
     for stage in ("original", "swapped", "started"):
         assert recovery[stage]["eval_perplexity"] == pytest.approx(math.exp(recovery[stage]["eval_loss"]))
+        assert recovery[stage]["self_generated_perplexity"] != recovery[stage]["eval_perplexity"]
+    assert load_file(tmp_path / "out" / "self_generated_eval.safetensors")["input_ids"].shape == (8, 16)
+    assert re.search(r"after training +[\d.]+ +[\d.]+\n", output)
     assert "after the warm start" in output
     assert "96 unique, 192 seen" in output
     assert "AutoModelForCausalLM.from_pretrained" in output
     assert not (tmp_path / "out" / "teacher_cache").exists()
+
+
+@pytest.mark.slow
+def test_own_text_can_be_left_out_or_measured_alone(options: list[object], tmp_path: Path) -> None:
+    code, output = run(*options, "--tokens", 32, "--passes", 1, "--self-eval-rows", 0)
+    assert code == 0, output
+    assert "own text" not in output
+    at = options.index("--eval-data")
+    del options[at : at + 2]
+    code, output = run(*options, "--tokens", 32, "--passes", 1, "--self-eval-rows", 2, "--restart")
+    assert code == 0, output
+    recovery = json.loads((tmp_path / "out" / "recovery.json").read_text())
+    assert "eval_perplexity" not in recovery
+    assert recovery["original"]["self_generated_perplexity"] < recovery["swapped"]["self_generated_perplexity"]
+
+
+def test_the_closing_table_has_a_column_for_each_kind_of_text() -> None:
+    stages = {"original": {"eval_perplexity": 10.0, "self_generated_perplexity": 4.0}, "swapped": {}}
+    trained = {"eval_perplexity": 12.0, "self_generated_perplexity": 4.5}
+    lines = format_recovery({**trained, **stages}, Path("out"), Objective.CAUSAL).splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["Perplexity", "held-out", "text", "own", "text"],
+        ["original", "10", "4"],
+        ["after", "training", "12", "4.5"],
+    ]
+    assert "flatters" in lines[3]
+    only_real = format_recovery({"eval_accuracy": 0.5}, Path("out"), Objective.CLASSIFICATION)
+    assert "own text" not in only_real.lower()
 
 
 def test_contradicting_lengths_are_refused(options: list[object]) -> None:

@@ -246,3 +246,15 @@ def test_non_finite_loss_stops_the_run(stock: dict[str, Path], text: Path, tmp_p
     with pytest.raises(PosEncError, match="step.*diverged.*no checkpoint"):
         train(train_request, settings(tmp_path / "out", learning_rate=1e30, max_grad_norm=0.0))
     assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+@pytest.mark.slow
+def test_plain_fine_tuning_is_compared_with_the_original(stock: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    options = {"recipe": NAIVE, "eval_data": str(text)}
+    out = train(request(stock["llama"], text, **options), settings(tmp_path / "out", max_steps=1))
+    recovery = json.loads((out / RECOVERY_FILE).read_text())
+    reference = train(request(stock["llama"], text, eval_data=str(text)), settings(tmp_path / "other", max_steps=1))
+    expected = json.loads((reference / RECOVERY_FILE).read_text())
+    for stage in ("original", "swapped"):
+        assert recovery[stage] == pytest.approx(expected[stage])
+    assert "started" not in recovery
