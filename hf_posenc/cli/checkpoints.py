@@ -116,8 +116,9 @@ def inspect(
 ) -> None:
     """Show what a checkpoint contains and whether it is intact, without loading weights.
 
-    Shows the position scheme, the attention path of each layer, parameters, files, and the progress of a training run.
-    Exits with 2 if anything is damaged or missing.
+    Shows the position scheme, the attention path of each layer, parameters,
+    files, and the progress of a training run. Exits with 2 if anything is
+    damaged or missing.
 
     Example: hf-posenc inspect gpt2-rope
 
