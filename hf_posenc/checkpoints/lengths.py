@@ -39,8 +39,8 @@ def check_max_length(schemes: Iterable[Scheme], max_length: int) -> None:
 
 def table_length(schemes: Iterable[Scheme], config: PreTrainedConfig) -> int | None:
     """The length of a position table that was asked to be longer than what the config names; None if there is none."""
-    lengths = [scheme.max_positions for scheme in schemes if not scheme.extends and hasattr(scheme, "max_positions")]
-    length = min(lengths, default=0)
+    tables = [scheme for scheme in schemes if not scheme.extends and hasattr(scheme, "max_positions")]
+    length: int = min((getattr(scheme, "max_positions") for scheme in tables), default=0)  # noqa: B009
     return length if length > config_length(config) else None
 
 

@@ -38,7 +38,11 @@ def convert(
     ] = False,
     max_length: Annotated[
         int | None,
-        Option(min=1, help="Maximum length to write to its files, for other tools.", show_default="the source's"),
+        Option(
+            min=1,
+            help="Maximum length to write to its files, for other tools.",
+            show_default="the source's, or that of a longer table",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -172,7 +172,7 @@ def train(
         Option(
             min=1,
             help="Maximum length to write to the variant's files.",
-            show_default="the longer of stock and training length",
+            show_default="the longest of stock, training and table length",
         ),
     ] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.", show_default="main")] = None,
