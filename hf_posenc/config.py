@@ -29,6 +29,8 @@ REMOTE_CODE_MODULE = "modeling_hf_posenc"
 SENTINEL_START = "this is a variant made by hf_posenc, not a stock checkpoint: "
 SENTINEL = SENTINEL_START + f"run `{install_command()}`, and `import hf_posenc` before you load it"
 REMOTE_CODE = """\
+# This model needs hf_posenc: run `{install}`,
+# and `import hf_posenc` before you load it, or load it with trust_remote_code=True, which runs this file.
 # In a try block, because transformers checks other imports itself and suggests another install command.
 try:
     import hf_posenc
@@ -36,7 +38,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "hf_posenc":
         raise
-    raise ImportError("This model needs hf_posenc: run `{install}`, then load it again") from None
+    raise ImportError(
+        "This model needs hf_posenc: run `{install}`, and `import hf_posenc` before you load it"
+    ) from None
 """
 SENTINEL_FIELDS = ("initializer_range", "hidden_act", "activation_function")
 """Fields of config.json that hold the sentinel instead of their value, so that stock classes refuse to load a variant:

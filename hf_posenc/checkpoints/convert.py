@@ -25,7 +25,7 @@ from .drift import Drift, measure_drift
 from .export import Export, export_checkpoint, stock_rope_parameters
 from .files import atomic_directory, resolve_output_dir, scratch_directory
 from .inspection import base_prefix, build_meta_model, check_base_weights
-from .lengths import check_max_length, set_config_length, write_max_length
+from .lengths import check_max_length, set_config_length, table_length, write_max_length
 from .source import FLOAT_DTYPES, Checkpoint, find_checkpoint, open_stock
 from .weights import RotaryChange, reorder_rows, rotary_feature_order, write_shards
 
@@ -114,7 +114,7 @@ def convert_checkpoint(
             `hf_posenc.training.ClosedFormStart(text_file)`. Loads both models.
         drift_text: A text file on which to compare the outputs of source and variant. Loads one model at a time.
         max_length: The longest input that the variant's files name, where other tools cut inputs; by default as in the
-            source. The scheme must reach it.
+            source, or the length of a longer position table. The scheme must reach it.
         revision: Branch, tag or commit of a Hub id.
         token: A Hub token; by default the stored one.
 
@@ -143,7 +143,9 @@ def convert_checkpoint(
     plan = plan_schemes(checkpoint.architecture, config)
     if max_length is not None:
         check_max_length(plan.schemes, max_length)
-        set_config_length(config, max_length, plan.state.uses_stock_table)
+    length = max_length or table_length(plan.schemes, checkpoint.config)
+    if length is not None:
+        set_config_length(config, length, plan.state.uses_stock_table)
     config.architectures = [f"PosEnc{name}" for name in checkpoint.config.architectures or []] or None
     layout = _ModelLayout.of(checkpoint)
     dropped, row_orders = _dropped_tensors(layout, plan), _row_orders(layout, plan, rotary_weights)
@@ -158,8 +160,8 @@ def convert_checkpoint(
             added=added,
         )
         companions.copy_to(directory)
-        if max_length is not None:
-            write_max_length(directory, max_length, lower=True)
+        if length is not None:
+            write_max_length(directory, length, lower=max_length is not None)
         config.save_pretrained(directory)
         if warm_start is not None:
             warm_start(checkpoint.directory, directory)

@@ -29,7 +29,7 @@ COMPANION_FILES = (
     "chat_template*",
     "additional_chat_templates/*",
     "preprocessor_config.json",
-    "sentence_bert_config.json",
+    "sentence_*_config.json",
     "config_sentence_transformers.json",
     "modules.json",
     "[0-9]*_*/config.json",

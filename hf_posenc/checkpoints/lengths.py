@@ -18,8 +18,8 @@ from ..schemes import Scheme
 from .companions import to_json_bytes
 from .source import read_json_object
 
-LENGTH_FIELDS = {"tokenizer_config.json": "model_max_length", "sentence_bert_config.json": "max_seq_length"}
-"""For each file, the field with the length at which tools cut inputs."""
+LENGTH_FIELDS = {"tokenizer_config.json": "model_max_length", "sentence_*_config.json": "max_seq_length"}
+"""For each file name, the field with the length at which tools cut inputs."""
 FIXED_ROPE_TYPES = ("default", "linear")
 """Stock rotations whose angles do not depend on `max_position_embeddings`."""
 
@@ -35,6 +35,13 @@ def check_max_length(schemes: Iterable[Scheme], max_length: int) -> None:
                 f"max_length={max_length} is longer than the {table_length} positions of {scheme.name}: choose a "
                 "scheme that runs past its trained length, or lengthen its table"
             )
+
+
+def table_length(schemes: Iterable[Scheme], config: PreTrainedConfig) -> int | None:
+    """The length of a position table that was asked to be longer than what the config names; None if there is none."""
+    tables = [scheme for scheme in schemes if not scheme.extends and hasattr(scheme, "max_positions")]
+    length: int = min((getattr(scheme, "max_positions") for scheme in tables), default=0)  # noqa: B009
+    return length if length > config_length(config) else None
 
 
 def config_length(config: PreTrainedConfig) -> int:
@@ -67,9 +74,9 @@ def write_max_length(directory: Path, max_length: int, lower: bool) -> None:
 
     With `lower`, a larger one is replaced too.
     """
-    for name, field in LENGTH_FIELDS.items():
-        path = directory / name
-        values = read_json_object(path) if path.is_file() else {}
+    files = {path: field for name, field in LENGTH_FIELDS.items() for path in directory.glob(name)}
+    for path, field in files.items():
+        values = read_json_object(path)
         current = values.get(field)
         if isinstance(current, (int, float)) and (lower or current < max_length):
             path.write_bytes(to_json_bytes({**values, field: max_length}))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import PosEncError
+from .messages import announce_wait
 
 if TYPE_CHECKING:
     from ..spec import PositionScheme
@@ -82,9 +83,10 @@ def schemes(as_json: Json = False) -> None:
 
     Example: hf-posenc schemes --json | jq .t5.options
     """
-    from ..registry import list_schemes
+    with announce_wait("Loading the schemes"):
+        from ..registry import list_schemes
 
-    infos = list_schemes()
+        infos = list_schemes()
     if as_json:
         echo_json({name: dataclasses.asdict(info) for name, info in infos.items()})
     else:

@@ -21,8 +21,9 @@ HOOK_SOURCE = Path(__file__).with_name("autoload_hook.py")
 def enable() -> None:
     """Let every program of this Python environment load variants without importing hf_posenc.
 
-    Writes two small files into site-packages. They import hf_posenc when a program imports transformers, and nothing
-    else. It is off unless you run this command, and `hf-posenc disable` undoes it.
+    Writes two small files into site-packages. They import hf_posenc when a
+    program imports transformers, and nothing else. It is off unless you run this
+    command, and `hf-posenc disable` undoes it.
 
     Example: hf-posenc enable
     """

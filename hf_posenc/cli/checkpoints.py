@@ -38,7 +38,11 @@ def convert(
     ] = False,
     max_length: Annotated[
         int | None,
-        Option(min=1, help="Maximum length to write to its files, for other tools.", show_default="the source's"),
+        Option(
+            min=1,
+            help="Maximum length to write to its files, for other tools.",
+            show_default="the source's, or that of a longer table",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -116,8 +120,9 @@ def inspect(
 ) -> None:
     """Show what a checkpoint contains and whether it is intact, without loading weights.
 
-    Shows the position scheme, the attention path of each layer, parameters, files, and the progress of a training run.
-    Exits with 2 if anything is damaged or missing.
+    Shows the position scheme, the attention path of each layer, parameters,
+    files, and the progress of a training run. Exits with 2 if anything is
+    damaged or missing.
 
     Example: hf-posenc inspect gpt2-rope
 

@@ -81,8 +81,7 @@ def plot(
     Example: hf-posenc plot attention-by-distance --model ./my-gpt2 --scheme alibi --data text.txt --out attention.png
     """
     with exit_on_user_error(context), announce_wait(f"Measuring {kind}"):
-        if kind not in KINDS:
-            raise PosEncError(f"Unknown plot {kind!r}; expected one of {', '.join(KINDS)}")
+        kind = _find_kind(kind)
         if out is None and not as_json:
             raise PosEncError("Nothing to write: give --out FIGURE or --json")
         if KINDS[kind].on_text and (model is None or data is None):
@@ -114,6 +113,14 @@ def plot(
         echo_json({"kind": kind, "results": [_to_json(result) for result in results]})
     else:
         typer.echo("\n".join([*map(str, results), f"Wrote {out}"]))
+
+
+def _find_kind(name: str) -> str:
+    """The plot with this name, or the only one whose name starts with it, such as "bias"."""
+    matches = [kind for kind in KINDS if kind.startswith(name)]
+    if name in KINDS or len(matches) == 1:
+        return name if name in KINDS else matches[0]
+    raise PosEncError(f"Unknown plot {name!r}; expected one of {', '.join(matches or KINDS)}")
 
 
 def _list_models(kind: Kind, model: str, schemes: list[str], compare: str | None) -> list[tuple[str, Build]]:

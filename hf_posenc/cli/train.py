@@ -16,7 +16,6 @@ import typer
 from typer import Option
 
 from ..errors import PosEncError, install_command
-from ..validation import MAX_YAML_LENGTH, load_yaml
 from .app import Json, app, echo_json, parse_scheme_option
 from .messages import announce_wait, exit_on_user_error
 
@@ -36,7 +35,10 @@ DEFAULT_ARGUMENTS = {
 """Where our defaults differ from those of TrainingArguments. The learning rate depends on the model's width."""
 COMMAND_LINE_ONLY = ("config", "restart", "as_json")
 RECIPE_OPTIONS = ("reorder_heads", "fold_rotation", "match_biases", "teacher", "fit_ratio")
-ByRecipe = functools.partial(Option, show_default="set by --recipe")
+ByRecipe = functools.partial(Option, show_default="set by --recipe", rich_help_panel="Recipe")
+# Panels of --help: one table of all options would be too narrow for the longest names.
+OfData = functools.partial(Option, rich_help_panel="Data")
+OfParameters = functools.partial(Option, rich_help_panel="Parameters to train")
 _CONFIG_EXTRAS = "hf_posenc.train.extras"
 
 
@@ -45,6 +47,8 @@ def _load_config_file(context: typer.Context, path: Path | None) -> None:
     if path is None:
         return
     with exit_on_user_error(context):
+        from ..validation import MAX_YAML_LENGTH, load_yaml
+
         try:
             with path.open(encoding="utf-8") as file:
                 text = file.read(MAX_YAML_LENGTH + 1)
@@ -131,35 +135,37 @@ def train(
     label_loss_weight: Annotated[float | None, ByRecipe(help="Weight of the loss on the text itself.")] = None,
     trainable: Annotated[
         str | None,
-        Option(help="all, positions (scheme parameters only) or lora (those and adapters).", show_default="all"),
+        OfParameters(help="all, positions (scheme parameters only) or lora (those and adapters).", show_default="all"),
     ] = None,
-    lora_rank: Annotated[int | None, Option(min=1, help="Rank of the LoRA adapters.", show_default="16")] = None,
-    position_learning_rate: Annotated[float | None, ByRecipe(help="Learning rate of the scheme's parameters.")] = None,
+    lora_rank: Annotated[int | None, OfParameters(min=1, help="Rank of the LoRA adapters.", show_default="16")] = None,
+    position_learning_rate: Annotated[
+        float | None, OfParameters(help="Learning rate of the scheme's parameters.", show_default="set by --recipe")
+    ] = None,
     task: Annotated[
         str | None,
         Option(
             help="causal-lm, masked-lm, feature-extraction or classification.", show_default="from the model's head"
         ),
     ] = None,
-    split: Annotated[str | None, Option(help="Split of --data.", show_default="train")] = None,
-    eval_split: Annotated[str | None, Option(help="Split of --eval-data.", show_default="validation")] = None,
-    text_column: Annotated[str | None, Option(help="Column with the text.", show_default="text")] = None,
+    split: Annotated[str | None, OfData(help="Split of --data.", show_default="train")] = None,
+    eval_split: Annotated[str | None, OfData(help="Split of --eval-data.", show_default="validation")] = None,
+    text_column: Annotated[str | None, OfData(help="Column with the text.", show_default="text")] = None,
     label_column: Annotated[
-        str | None, Option(help="Column with the labels of a classification task.", show_default="label")
+        str | None, OfData(help="Column with the labels of a classification task.", show_default="label")
     ] = None,
-    streaming: Annotated[bool | None, Option("--streaming", help="Stream the data.")] = None,
+    streaming: Annotated[bool | None, OfData("--streaming", help="Stream the data.")] = None,
     packing: Annotated[bool | None, Option(help="Pack documents into rows.", show_default="for causal models")] = None,
     positions: Annotated[
-        str | None, Option(help="How to sample positions up to --target-length: pose, randomized or shape.")
+        str | None, OfData(help="How to sample positions up to --target-length: pose, randomized or shape.")
     ] = None,
     target_length: Annotated[
-        int | None, Option(min=2, help="Length up to which --positions samples positions.")
+        int | None, OfData(min=2, help="Length up to which --positions samples positions.")
     ] = None,
     mlm_probability: Annotated[
-        float | None, Option(help="Fraction of tokens to mask, for masked LMs.", show_default="0.15")
+        float | None, OfData(help="Fraction of tokens to mask, for masked LMs.", show_default="0.15")
     ] = None,
     self_generated_rows: Annotated[
-        int | None, Option(min=1, help="Rows to sample with --data self.", show_default="as many as the run uses")
+        int | None, OfData(min=1, help="Rows to sample with --data self.", show_default="as many as the run uses")
     ] = None,
     self_eval_rows: Annotated[
         int | None,
@@ -174,7 +180,7 @@ def train(
         Option(
             min=1,
             help="Maximum length to write to the variant's files.",
-            show_default="the longer of stock and training length",
+            show_default="the longest of stock, training and table length",
         ),
     ] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.", show_default="main")] = None,
@@ -183,8 +189,8 @@ def train(
 ) -> None:
     """Train a model under a new position scheme.
 
-    Takes every field of transformers' TrainingArguments as well: --max-steps, --learning-rate,
-    --per-device-train-batch-size, --bf16, --gradient-checkpointing, --report-to, ...
+    Takes every field of transformers' TrainingArguments as well: --max-steps,
+    --learning-rate, --per-device-train-batch-size, --bf16, --report-to, ...
 
     Rerun the same command to resume an interrupted run.
 

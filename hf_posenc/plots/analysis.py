@@ -26,7 +26,7 @@ def position_embeddings(*results: analysis.PositionEmbeddings) -> Figure:
         The figure; see `save_figure`.
     """
     style.check_not_empty(results)
-    figure, panels = style.subplots(1, len(results), 7.0 if len(results) == 1 else 4.6 * len(results), 3.6)
+    figure, panels = style.panel_grid(len(results), 3.6 if len(results) == 1 else 3.0)
     for axes, embeddings in zip(panels, results, strict=True):
         style.draw_diverging(axes, embeddings.table.numpy(), "value")
         axes.set(title=f"{embeddings.name}: position embeddings", xlabel="feature", ylabel="position")
@@ -76,7 +76,7 @@ def token_clusters(clusters: analysis.TokenClusters) -> Figure:
     Returns:
         The figure; see `save_figure`.
     """
-    figure, (plane, spread) = style.subplots(1, 2, 10.5, 4.0)
+    figure, (plane, spread) = style.panel_grid(2, 3.8, columns=1)
     for number, points in enumerate(clusters.projection[: len(style.COLORS) - 1]):
         x, y = points.T.tolist()
         marker, color, label = style.marker(number), style.color(number), clusters.labels[number]
@@ -107,7 +107,7 @@ def separability(*results: analysis.Separability) -> Figure:
         The figure; see `save_figure`.
     """
     style.check_not_empty(results)
-    figure, (probes, dimensions, angles) = style.subplots(1, 3, 12.5, 4.2 + 0.17 * len(results))
+    figure, (probes, dimensions, angles) = style.panel_grid(3, 3.6 + 0.17 * len(results), columns=1)
     labels = [f"{result.name}\n{result.mix}\nwidth {result.width}" for result in results]
     groups = {
         "position (unseen tokens)": [result.position_probe for result in results],
@@ -185,8 +185,7 @@ def bias_by_distance(*results: analysis.BiasByDistance) -> Figure:
     style.check_not_empty(results)
     most_heads = max(range(len(results)), key=lambda index: len(results[index].values))
     columns = -(-len(results[most_heads].values) // 16)
-    width = 7.0 if len(results) == 1 else 4.6 * len(results)
-    figure, panels = style.subplots(1, len(results), width + columns, 3.8)
+    figure, panels = style.panel_grid(len(results), 3.8 if len(results) == 1 else 3.2)
     for axes, bias in zip(panels, results, strict=True):
         for head, values in enumerate(bias.values.tolist()):
             axes.plot(bias.distances.tolist(), values, label=f"head {head}", linewidth=1.3, **style.line_style(head))
@@ -207,7 +206,7 @@ def relative_buckets(*results: analysis.RelativeBuckets) -> Figure:
         The figure; see `save_figure`.
     """
     style.check_not_empty(results)
-    figure, panels = style.subplots(1, len(results), 4.2 * len(results), 3.6)
+    figure, panels = style.panel_grid(len(results), 3.6 if len(results) == 1 else 3.0)
     for axes, buckets in zip(panels, results, strict=True):
         style.draw_heatmap(axes, buckets.index.numpy(), "row", cmap=style.INDEX_CMAP)
         axes.set(title=f"{buckets.name}: {buckets.num_used} rows", xlabel="key", ylabel="query")
@@ -224,7 +223,7 @@ def rotary_decay(*results: analysis.RotaryDecay) -> Figure:
         The figure; see `save_figure`.
     """
     style.check_not_empty(results)
-    figure, (total, by_pair) = style.subplots(1, 2, 10.0, 3.8)
+    figure, (total, by_pair) = style.panel_grid(2, 3.4, columns=1)
     for number, decay in enumerate(results):
         total.plot(decay.similarity.numpy(), label=decay.name, linewidth=1.1, **style.line_style(number))
     total.axhline(0, color="0.6", linewidth=0.8)

@@ -44,7 +44,7 @@ def passkey_figure(report: EvaluationReport, value: str = "accuracy") -> Figure:
     """A heat map per model of passkey "accuracy" or "preference": length across, depth down."""
     if value not in ("accuracy", "preference"):
         raise PosEncError(f"Unknown value {value!r}; expected accuracy or preference")
-    figure, grid = style.subplots(1, len(report.models), 1.2 + 3.0 * len(report.models), 3.6)
+    figure, grid = style.panel_grid(len(report.models), 3.6 if len(report.models) == 1 else 3.0)
     lengths = sorted({result.length for result in report.passkey})
     depths = sorted({cell.depth for result in report.passkey for cell in result.depths})
     image = None

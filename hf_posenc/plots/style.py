@@ -28,6 +28,8 @@ DIVERGING_CMAP = "PuOr"
 """For signed values, white at zero."""
 CLIP_QUANTILE, OUTLIER_RATIO = 0.995, 1.5
 """Diverging heat maps are clipped at this quantile if the maximum exceeds it by this ratio."""
+FIGURE_WIDTH = 7.0
+"""In inches, of figures with several panels. Wider ones have illegible text where they are scaled to a phone."""
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -51,6 +53,16 @@ def subplots(rows: int, columns: int, width: float, height: float) -> tuple[Figu
     """A figure with a grid of axes, in row-major order."""
     figure = new_figure(width, height)
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def panel_grid(count: int, height: float, columns: int = 2) -> tuple[Figure, list[Axes]]:
+    """A figure with panels of equal size, `height` inches high and few per row: text stays legible on a phone."""
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    figure, panels = subplots(rows, columns, FIGURE_WIDTH, rows * height)
+    for axes in panels[count:]:
+        axes.remove()
+    return figure, panels[:count]
 
 
 def color(index: int) -> str:

@@ -25,6 +25,7 @@ from ..checkpoints import (
     lock_output,
     move_files,
     set_config_length,
+    table_length,
     write_max_length,
 )
 from ..errors import PosEncError
@@ -239,8 +240,9 @@ def _save_variant(trainer: RecoveryTrainer, builder: RunBuilder) -> None:
 def _set_max_length(model: PreTrainedModel, builder: RunBuilder) -> int | None:
     """Set the longest input in the config, and return it; None if it stays as in the original checkpoint."""
     request, bases = builder.request, base_models(model)
+    schemes = [scheme for base in bases for scheme in base.position_scheme]
     trained_length = max([stage.length for stage in builder.stages] + [request.target_length or 0])
-    max_length = request.max_length or trained_length
+    max_length = request.max_length or max(trained_length, table_length(schemes, builder.config) or 0)
     if not bases or (request.max_length is None and max_length <= config_length(builder.config)):
         return None
     set_config_length(bases[0].config, max_length, bases[0].posenc.uses_stock_table)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 import hf_posenc
 from hf_posenc import PosEncError
@@ -57,6 +59,16 @@ def test_schemes_without_a_stock_equal(name: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["variant"]
 
 
+def test_a_token_that_mpnet_takes_for_padding(tmp_path: Path) -> None:
+    exports.save(tmp_path / "variant", "bert", "t5")
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, "a": 2}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
+    words.save_pretrained(tmp_path / "variant")
+    with pytest.raises(PosEncError, match=r"mpnet takes token id 1 for padding.*'\[UNK\]'"):
+        hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "stock")
+
+
 def test_stock_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(PosEncError, match="stock checkpoint"):
         hf_posenc.export_checkpoint(save_stock(tmp_path / "source"), tmp_path / "stock")
@@ -85,7 +97,7 @@ def test_quantized_variants_and_adapters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "scheme", "match"),
     [
-        ("gpt2", "learned", "table serves 48 positions"),
+        ("gpt2", "learned", "max_positions=64 is longer than the 48 positions of learned"),
         ("llama", exports.scaling("dynamic"), "max_positions cannot be set"),
         ("llama", exports.scaling("yarn"), "max_positions cannot be set"),
     ],

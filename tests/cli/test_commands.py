@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,6 +55,21 @@ def test_help_shows_defaults_and_required_options(command: str) -> None:
         is_flag = option.is_flag and not option.secondary_opts
         expected = "[required]" if option.required else "[default: "
         assert is_flag or option.name in WITHOUT_DEFAULT or expected in line, line
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_80_columns(command: str) -> None:
+    """Rich cuts the names of options that do not fit."""
+    help_text = plain(CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output)
+    assert "…" not in help_text, help_text
+
+
+@pytest.mark.slow
+def test_help_and_version_do_not_import_torch() -> None:
+    for option in ("--version", "--help"):
+        code = f"import sys; from hf_posenc.cli import app; app([{option!r}], standalone_mode=False); "
+        done = subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], capture_output=True)
+        assert done.returncode == 0, done.stderr
 
 
 def test_shown_defaults_of_train_are_those_of_a_request() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import hf_posenc
 from hf_posenc.cli import app, messages
 from hf_posenc.cli.messages import name_flags
 from tests.support import word_level_tokenizer as word_level
@@ -20,6 +21,7 @@ FLAGS = {"max_length": "--max-length", "layer": "--layer", "data": "--data", "sc
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("files")
     word_level.saved("gpt2", directory / "stock")
+    hf_posenc.convert_checkpoint(directory / "stock", "learned", directory / "variant")
     (directory / "text.txt").write_text(word_level.text(200))
     (directory / "full").mkdir()
     (directory / "full" / "notes.txt").write_text("mine")
@@ -77,6 +79,7 @@ ERRORS = {
     f"{CONVERT} --scheme alibi --drift-text nowhere.txt": "--drift-text",
     f"{CONVERT} --scheme alibi --warm-start nowhere.txt": "--warm-start",
     "convert {stock} --scheme alibi --out {full}": "--force",
+    "export {variant} --out {new} --max-positions 4096": "--max-positions",
     "plot bias-by-distance --scheme wishes --out {new}.png": "--scheme",
     "plot bias-by-distance --scheme alibi --out {new}.gif": "--out",
     "plot bias-by-distance --scheme alibi --out {new}.png --hidden-size 7": "--hidden-size",
@@ -91,6 +94,7 @@ ERRORS = {
 @pytest.mark.parametrize("line", ERRORS)
 def test_errors_name_the_flag(line: str, files: Path, tmp_path: Path) -> None:
     names = {"stock": files / "stock", "text": files / "text.txt", "full": files / "full", "new": tmp_path / "new"}
+    names["variant"] = files / "variant"
     arguments = [word.format(**names) for word in line.split()]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2, done.output

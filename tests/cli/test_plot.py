@@ -46,6 +46,14 @@ def test_plots_of_schemes(tmp_path: Path, kind: str, schemes: list[str]) -> None
     assert [result["name"] for result in output["results"]] == schemes
 
 
+def test_the_beginning_of_a_name_suffices(tmp_path: Path) -> None:
+    line = ["plot", "bias", "--scheme", "alibi", "--scheme", "sandwich", "--json"]
+    assert json.loads(CliRunner().invoke(app, line).stdout)["kind"] == "bias-by-distance"
+    ambiguous = CliRunner().invoke(app, ["plot", "rotary", "--scheme", "rope", "--json"])
+    assert ambiguous.exit_code == 2
+    assert "one of rotary-decay, rotary-frequencies" in ambiguous.stderr
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A directory with a tiny GPT-2 and its tokenizer in stock/, and text.txt."""

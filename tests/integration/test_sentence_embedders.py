@@ -125,6 +125,26 @@ def test_a_table_that_ends_is_refused(tmp_path: Path) -> None:
     assert AutoModel.from_pretrained(tmp_path / "out")(tiny.tokens(1, LONGER)).last_hidden_state.isfinite().all()
 
 
+def test_an_extended_table_names_its_length_by_itself(tmp_path: Path) -> None:
+    source = save_embedder(tmp_path / "stock", "roberta")
+    (source / "sentence_bert_config.json").rename(source / "sentence_roberta_config.json")  # as in older embedders
+    extended = {"type": "learned", "max_positions": LONGER, "extend": "interpolate"}
+    for scheme, length in (("learned", tiny.TRAINED_LENGTH), (extended, LONGER)):
+        hf_posenc.convert_checkpoint(source, scheme, tmp_path / "out", force=True)
+        assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == length
+        assert read(tmp_path / "out", "sentence_roberta_config.json")["max_seq_length"] == length
+    hf_posenc.export_checkpoint(tmp_path / "out", tmp_path / "stock form", max_positions=LONGER // 2)
+    assert read(tmp_path / "stock form", "sentence_roberta_config.json")["max_seq_length"] == LONGER // 2
+    assert AutoConfig.from_pretrained(tmp_path / "stock form").max_position_embeddings == LONGER // 2 + 1
+
+
+@pytest.mark.slow
+def test_training_names_the_length_of_an_extended_table(tmp_path: Path) -> None:
+    extended = json.dumps({"type": "learned", "max_positions": LONGER, "extend": "interpolate"})
+    train(save_embedder(tmp_path / "stock"), tmp_path / "out", tiny.TRAINED_LENGTH // 2, "--scheme", extended)
+    assert read(tmp_path / "out", "sentence_bert_config.json")["max_seq_length"] == LONGER
+
+
 def test_training_keeps_the_modules_and_names_the_length(tmp_path: Path) -> None:
     source = save_embedder(tmp_path / "stock")
     train(source, tmp_path / "out", tiny.TRAINED_LENGTH // 2)

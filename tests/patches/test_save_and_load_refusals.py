@@ -35,7 +35,9 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 def assert_says_how_to_install(stderr: str) -> None:
     """The last line of a traceback is the one that people read."""
-    assert install_command() in stderr.splitlines()[-1], stderr
+    last = stderr.splitlines()[-1]
+    assert install_command() in last, stderr
+    assert "import hf_posenc" in last, stderr
 
 
 def variant_of(fast: str | None) -> pytest.MarkDecorator:
@@ -60,7 +62,11 @@ def test_auto_classes_refuse_without_the_plugin(variant: tuple[str, Path]) -> No
     auto = CLASSES[architecture][0]
     done = run(f"import transformers; transformers.{auto}.from_pretrained({str(directory)!r})")
     assert done.returncode != 0
-    assert "trust_remote_code" in done.stderr or f"posenc_{architecture}" in done.stderr, done.stderr
+    # Transformers raises this before it reads anything else. It names the directory, whose code says how to install.
+    assert "trust_remote_code" in done.stderr, done.stderr
+    code = (directory / "modeling_hf_posenc.py").read_text(encoding="utf-8").splitlines()
+    assert install_command() in code[0]
+    assert "import hf_posenc" in code[1]
 
 
 @pytest.mark.parametrize("which", [pytest.param(1, id="model"), pytest.param(2, id="config", marks=pytest.mark.slow)])
@@ -103,6 +109,7 @@ def test_remote_code_names_the_package_where_it_is_not_installed(variant: tuple[
     done = run(NOT_INSTALLED + load_and_compare(variant, "trust_remote_code=True"))
     assert done.returncode != 0
     assert_says_how_to_install(done.stderr)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: This model needs hf_posenc"), "one line"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,10 @@ def is_safe(color: object) -> bool:
     return code in OKABE_ITO or code[1:3] == code[3:5] == code[5:7]
 
 
+PHONE = 390
+"""Pixels across."""
+
+
 def panels(figure: Figure) -> list[Axes]:
     return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
 
@@ -142,6 +146,19 @@ def test_schemes_side_by_side() -> None:
         assert axes.get_title().startswith(bias.name)
     tables = [analysis.position_embeddings(analysis.build_model(name), 12) for name in ("sinusoidal", "polynomial")]
     assert len(heatmaps(plots.position_embeddings(*tables))) == 2
+
+
+def test_many_panels_stay_narrow() -> None:
+    """Figures are scaled to the width of a page or phone, so wide ones have small text."""
+    bias = analysis.bias_by_distance(analysis.build_model("alibi"), 20)
+    table = analysis.position_embeddings(analysis.build_model("sinusoidal"), 12)
+    rotation = analysis.rotary_decay(analysis.build_model("rope"), 20)
+    figures = [plots.bias_by_distance(*[bias] * 4), plots.position_embeddings(*[table] * 3)]
+    figures += [plots.rotary_decay(rotation, rotation)]
+    for figure, count in zip(figures, (4, 3, 2), strict=True):
+        assert len(panels(figure)) == count
+        width = figure.get_size_inches()[0]
+        assert 10 / 72 / width * PHONE > 7, "a font of 10 points, in pixels on a phone"
 
 
 def test_token_clusters() -> None:

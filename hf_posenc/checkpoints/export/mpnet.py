@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import MPNetConfig
 
+from ..loading import load_tokenizer
 from .bert import HeadTable, encoder_fields, find_head, score_scheme
 from .plan import Exporter, ExportPlan
 from .position_table import added_rows, default_positions
@@ -48,6 +49,10 @@ def _plan(variant: Variant, max_positions: int | None) -> ExportPlan:
     stock, fields = encoder_fields(variant)
     if variant_class == "BertForMaskedLM" and stock.hidden_act != "gelu":
         raise NoStockEqual(f"mpnet's masked-LM head has the activation gelu, not {stock.hidden_act}")
+    tokenizer = load_tokenizer(variant.directory)
+    if tokenizer is not None and PADDING in set(tokenizer.all_special_ids) - {tokenizer.pad_token_id}:
+        token = tokenizer.convert_ids_to_tokens(PADDING)
+        raise NoStockEqual(f"mpnet takes token id {PADDING} for padding, and the tokenizer uses it for {token!r}")
     num_positions = max_positions or default_positions(variant)
     rows = added_rows(variant, num_positions)
     fields |= {"max_position_embeddings": num_positions + FIRST_ROW, "relative_attention_num_buckets": NUM_BUCKETS}

@@ -58,7 +58,12 @@ def added_rows(variant: Variant, num_positions: int) -> torch.Tensor:
     positions = _positions(num_positions, shape.causal)
     rows = torch.zeros(1, num_positions, width)
     for scheme in schemes:
-        rows = scheme.embed(rows, positions)  # raises if its table is too short
+        if isinstance(scheme, Learned) and num_positions > scheme.max_positions:
+            raise PosEncError(
+                f"max_positions={num_positions} is longer than the {scheme.max_positions} positions of learned: export "
+                'fewer, or extend the table when you convert, with "max_positions" and "extend" in its options'
+            )
+        rows = scheme.embed(rows, positions)
     for scheme in schemes:
         if isinstance(scheme, Learned) and scheme.uses_stock_table():
             rows = rows + _stock_rows(variant, scheme, num_positions)

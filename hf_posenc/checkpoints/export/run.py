@@ -12,6 +12,7 @@ from ...spec import PositionScheme
 from ..companions import Companions, check_links, remove_code_fields, to_json_bytes
 from ..drift import Drift
 from ..files import atomic_directory, resolve_output_dir
+from ..lengths import write_max_length
 from ..loading import load_tokenizer
 from ..source import read_json_object
 from ..weights import write_shards
@@ -126,7 +127,9 @@ def export_checkpoint(
         companions.copy_to(directory)
         plan.config.save_pretrained(directory)
         add_older_rope_fields(directory / CONFIG_NAME)
-        _adapt_tokenizer_config(variant, directory, max_positions)
+        _name_tokenizer_class(variant, directory)
+        if max_positions is not None:
+            write_max_length(directory, max_positions, lower=True)
         if verify:
             verify_tokenizer(variant, directory)
             verification = verify_export(variant, plan, directory, None if text is None else Path(text))
@@ -160,14 +163,12 @@ def plan_export(variant: Variant, max_positions: int | None) -> ExportPlan:
     raise NoStockEqual("\n".join(lines))
 
 
-def _adapt_tokenizer_config(variant: Variant, directory: Path, max_positions: int | None) -> None:
-    """Name the tokenizer's class, which transformers would otherwise choose by model type, and its new length."""
+def _name_tokenizer_class(variant: Variant, directory: Path) -> None:
+    """Name the tokenizer's class, which transformers would otherwise choose by model type."""
     path = directory / TOKENIZER_CONFIG
     tokenizer = load_tokenizer(variant.directory)
     if tokenizer is None:
         return
     fields = read_json_object(path) if path.is_file() else {}
     fields["tokenizer_class"] = fields.get("tokenizer_class") or type(tokenizer).__name__
-    if max_positions is not None and "model_max_length" in fields:
-        fields["model_max_length"] = max_positions
     path.write_bytes(to_json_bytes(fields))
