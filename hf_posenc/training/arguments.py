@@ -161,14 +161,6 @@ def rows_per_step(arguments: TrainingArguments) -> int:
     return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
 
 
-def is_sharded(arguments: TrainingArguments) -> bool:
-    """Whether FSDP or DeepSpeed will shard the models, by the arguments or the config of `accelerate launch`."""
-    from accelerate.utils import parse_flag_from_env
-
-    by_launcher = any(parse_flag_from_env(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
-    return bool(by_launcher or arguments.fsdp or arguments.deepspeed)
-
-
 def check_numbers(arguments: TrainingArguments) -> None:
     """Raise PosEncError for numbers that no training can have."""
     for name in POSITIVE_ARGUMENTS:

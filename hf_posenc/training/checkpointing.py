@@ -35,6 +35,7 @@ from ..checkpoints import (
 )
 from ..errors import PosEncError
 from .optimizer import merge_adapters
+from .sharding import local_shard
 from .state_files import get_rng_state, read_state, set_rng_state, write_state
 
 logger = logging.get_logger(__name__)
@@ -217,8 +218,7 @@ class CheckpointingTrainer(Trainer):
     def check_finite_weights(self) -> None:
         """Raise PosEncError if a weight is infinite or NaN; called before anything is saved."""
         for name, parameter in self.model.named_parameters():
-            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # this process's shard
-            if not torch.isfinite(local.detach()).all():
+            if not torch.isfinite(local_shard(parameter)).all():
                 raise self.divergence_error(name)
 
     def divergence_error(self, name: str) -> PosEncError:

@@ -17,11 +17,12 @@ from ..errors import PosEncError
 from ..patches import ARCHITECTURES, max_positions, plan_schemes, refuse, with_scheme
 from ..spec import NO_POSITIONS
 from ..text_data import load_text_dataset, translate_data_errors
-from .arguments import SELF_GENERATED, Stage, TrainRequest, is_sharded, rows_per_step
+from .arguments import SELF_GENERATED, Stage, TrainRequest, rows_per_step
 from .data import RowBuilder, concatenate_stages, self_generated_dataset
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .optimizer import widen_trained_parameters
 from .position_collators import POSITION_COLLATORS, DataCollatorWithPositions, check_reads_positions
+from .sharding import is_sharded, whole_weights
 from .stock_start import start_from_stock_model
 from .teacher import SpecialTokens, Teacher
 
@@ -150,7 +151,8 @@ class RunBuilder:
         if self.labels is not None:
             names = self.labels.names
             options |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
-        return load_model(source, AUTO_CLASSES[self.objective], revision, **options)
+        with whole_weights(self.arguments):
+            return load_model(source, AUTO_CLASSES[self.objective], revision, **options)
 
     def _load_teacher(self) -> Teacher | None:
         """The model to distill from: the stock model, or the one that the request names."""
