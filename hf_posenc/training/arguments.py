@@ -16,6 +16,7 @@ from ..errors import PosEncError
 from ..spec import PositionScheme
 from .position_collators import PositionSampling
 from .recipes import RECOMMENDED, Recipe
+from .sharding import is_sharded
 
 Trainable = Literal["all", "positions", "lora"]
 SELF_GENERATED = "self"
@@ -181,6 +182,11 @@ def check_training_arguments(request: TrainRequest, arguments: TrainingArguments
     for name in EVALUATION_FIELDS if request.eval_data is None else ():
         if _is_set(arguments, name):
             raise _no_effect(name, "there is nothing to evaluate on: pass --eval-data")
+    if arguments.load_best_model_at_end and is_sharded(arguments):
+        raise PosEncError(
+            "--load-best-model-at-end does not work with FSDP or DeepSpeed: leave it out, and load the best checkpoint "
+            "from the output directory"
+        )
     strategy = getattr(arguments, "train_sampling_strategy", None)
     if len(stages) > 1 and strategy != "sequential" and _is_set(arguments, "train_sampling_strategy"):
         raise _no_effect("train_sampling_strategy", "rows are shuffled within each stage: leave it out")

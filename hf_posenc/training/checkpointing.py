@@ -147,11 +147,15 @@ class CheckpointingTrainer(Trainer):
         if self.has_adapters:  # all other weights never change and are in the model already
             target = self.model if model is None else model
             target.load_state_dict(read_state(Path(checkpoint) / TRAINABLE_FILE), strict=False)
-        else:
+            return
+        is_fsdp_enabled, self.is_fsdp_enabled = self.is_fsdp_enabled, False  # the weights and their file are whole
+        try:
             super()._load_from_checkpoint(checkpoint, model)
+        finally:
+            self.is_fsdp_enabled = is_fsdp_enabled
 
     def _load_best_model(self) -> None:
-        if self.has_adapters and not self.is_fsdp_enabled:
+        if self.has_adapters:
             self._load_weights(self.state.best_model_checkpoint)
         else:
             super()._load_best_model()

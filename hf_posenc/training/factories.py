@@ -18,6 +18,7 @@ from ..patches import ARCHITECTURES, max_positions, plan_schemes, refuse, with_s
 from ..spec import NO_POSITIONS
 from ..text_data import load_text_dataset, translate_data_errors
 from .arguments import SELF_GENERATED, Stage, TrainRequest, rows_per_step
+from .attention_targets import place_attention
 from .data import RowBuilder, concatenate_stages, self_generated_dataset
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .optimizer import widen_trained_parameters
@@ -255,7 +256,12 @@ class RunBuilder:
         if request.scheme is None or not warm_start or not request.recipe.starts_from_stock_model:
             return model
         stock_model = self._stock_model or self._load_model(request.model, request.revision)[0]
-        model.to(self.arguments.device)
+        device = self.arguments.device
+        if is_sharded(self.arguments):  # neither model need fit into the memory of one device
+            place_attention(model, device)
+        else:
+            model.to(device)
+            stock_model.to(device)
         measure("swapped", model)
         fits = self.objective is not Objective.CLASSIFICATION
         tokens_seen = self._rows_seen(rows) * self.stages[0].length if fits else 0
@@ -263,7 +269,7 @@ class RunBuilder:
             stock_model, model, rows, request.recipe, request.trainable, self.stages[0].length, tokens_seen
         )
         measure("started", model)
-        return model
+        return model.cpu() if is_sharded(self.arguments) else model
 
     def _student_dtype(self) -> torch.dtype:
         """The dtype to load the student in: float32, or bfloat16 for bfloat16 weights that will not be trained.

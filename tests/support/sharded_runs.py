@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from accelerate.state import AcceleratorState, GradientState
 
+from hf_posenc.checkpoints import RUN_STATE_FILE
+from tests.support import word_level_tokenizer as word_level
 from tests.support.processes import run_processes
 
 Kind = Literal["one", "ddp", "fsdp", "zero3"]
@@ -29,6 +32,20 @@ ZERO3 = {
     },
 }
 STEPS, NO_VALUE = 6, ""
+
+
+def save_sources(directory: Path) -> Path:
+    """Stock checkpoints to start from, and text to train on."""
+    for architecture in ("gpt2", "llama"):
+        word_level.saved(architecture, directory / architecture)
+    (directory / "text.txt").write_text(word_level.text(2000))
+    return directory
+
+
+def two_schemes(source: Path) -> dict[str, Any]:
+    """Options of a run with a teacher, a warm start, and schemes with parameters shared by all layers and per layer."""
+    scheme = '["t5", {"type": "deberta", "max_distance": 8}]'
+    return {"model": source / "gpt2", "data": source / "text.txt", "scheme": scheme, "fit_ratio": 0.05}
 
 
 def train(kind: Kind, out: Path, **options: Any) -> Path:
@@ -55,12 +72,23 @@ def _train(kind: Kind, options: Mapping[str, Any]) -> None:
     AcceleratorState._reset_state(reset_partial_state=True)  # of earlier tests in the same process
     GradientState._reset_state()
     if kind in ("fsdp", "zero3"):
-        from tests.fixtures import sharded_train  # noqa: F401, PLC0415: makes sure that models are sharded
+        from tests.fixtures import sharded_train  # noqa: F401 (patches what it imports)
 
     from hf_posenc.cli import app
 
     line = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    app(["train", *(text for text in line if text != NO_VALUE)], prog_name="hf-posenc", standalone_mode=False)
+    app(["train", *(text for text in line if text != NO_VALUE)], prog_name="hf-posenc")
+
+
+def resume(kind: Kind, out: Path, **options: Any) -> None:
+    """Undo the steps of a finished run since its last checkpoint but one, and train again."""
+    shutil.rmtree(out / f"checkpoint-{STEPS}")
+    kept = out / f"checkpoint-{STEPS - 2}" / "manifest.json"
+    written = kept.stat().st_mtime_ns
+    state = json.loads((out / RUN_STATE_FILE).read_text())
+    (out / RUN_STATE_FILE).write_text(json.dumps({**state, "finished": False}))
+    train(kind, out, **options)
+    assert kept.stat().st_mtime_ns == written, "started over"
 
 
 def losses(out: Path, name: str = "loss") -> list[float]:
