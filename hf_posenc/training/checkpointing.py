@@ -63,6 +63,7 @@ class CheckpointingTrainer(Trainer):
     """transformers' `Trainer` with atomic checkpoints, for models with or without LoRA adapters."""
 
     has_adapters = False
+    is_fsdp_enabled: bool
     _staging: Path | None = None
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from ..errors import PosEncError
+from ..schemes import Scheme
 from .distillation import transformer_layers
 
 if TYPE_CHECKING:
@@ -51,10 +52,14 @@ def whole_weights(arguments: TrainingArguments) -> Iterator[None]:
             os.environ[RAM_EFFICIENT_LOADING] = ram_efficient
 
 
-def check_saves_weights(accelerator: Accelerator) -> None:
-    """Raise PosEncError if DeepSpeed would not gather the weights on saving, so that no model could be loaded."""
+def check_zero3(model: nn.Module, accelerator: Accelerator) -> None:
+    """Raise PosEncError if ZeRO-3 cannot run a model, or would not gather its weights on saving."""
     zero = _zero_config(accelerator)
-    if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+    if zero.get("stage") != 3:
+        return
+    if any(isinstance(module, Scheme) and module.name == "cope" for module in model.modules()):
+        raise PosEncError("DeepSpeed ZeRO-3 cannot run cope, whose module returns a dtype: use FSDP2 or ZeRO-2")
+    if not zero.get("stage3_gather_16bit_weights_on_model_save"):
         raise PosEncError(
             "ZeRO-3 would save shards that cannot be loaded: set zero3_save_16bit_model: true in the config of "
             "accelerate, or stage3_gather_16bit_weights_on_model_save in that of DeepSpeed"

@@ -25,7 +25,7 @@ from .divergence import Logits, TopLogProbs
 from .linear_head import LeanForward
 from .optimizer import scheme_parameter_ids, split_parameter_group
 from .position_collators import DataCollatorWithPositions, PositionEpochCallback, contiguous_positions
-from .sharding import check_saves_weights, shard_teacher
+from .sharding import check_zero3, shard_teacher
 from .teacher import Teacher
 from .teacher_cache import TeacherCache
 
@@ -84,7 +84,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         self._mean_counts: torch.Tensor | None = None
         self._student_forward: LeanForward | None = None
         self._is_sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
-        check_saves_weights(self.accelerator)
+        check_zero3(self.model, self.accelerator)
         if teacher is not None:
             self.model_accepts_loss_kwargs = False  # the distillation loss is a mean, not a sum over labels
             if self._is_sharded and teacher_cache is not None:  # all processes must run a sharded teacher together

@@ -14,7 +14,8 @@ from transformers.integrations.deepspeed import (
 )
 
 from hf_posenc.errors import PosEncError
-from hf_posenc.training.sharding import RAM_EFFICIENT_LOADING, check_saves_weights, whole_weights
+from hf_posenc.training.sharding import RAM_EFFICIENT_LOADING, check_zero3, whole_weights
+from tests.support import tiny_models as tiny
 
 
 class Zero3Config:
@@ -30,6 +31,11 @@ def arguments(config: Zero3Config, by_launcher: bool) -> Any:
     return SimpleNamespace(hf_deepspeed_config=config, deepspeed_plugin=None)
 
 
+def zero_accelerator(zero: dict[str, Any]) -> Any:
+    plugin = SimpleNamespace(deepspeed_config={"zero_optimization": zero})
+    return SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
+
+
 @pytest.mark.parametrize("by_launcher", [True, False])
 def test_models_are_loaded_whole(by_launcher: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RAM_EFFICIENT_LOADING, "true")
@@ -37,10 +43,9 @@ def test_models_are_loaded_whole(by_launcher: bool, monkeypatch: pytest.MonkeyPa
     set_hf_deepspeed_config(config)
     try:
         assert is_deepspeed_zero3_enabled()
-        with pytest.raises(ValueError, match="inside"), whole_weights(arguments(config, by_launcher)):
+        with whole_weights(arguments(config, by_launcher)):
             assert not is_deepspeed_zero3_enabled()
             assert RAM_EFFICIENT_LOADING not in os.environ
-            raise ValueError("inside")
         assert is_deepspeed_zero3_enabled()
         assert os.environ[RAM_EFFICIENT_LOADING] == "true"
     finally:
@@ -57,10 +62,20 @@ def test_models_are_loaded_whole(by_launcher: bool, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_zero3_must_gather_weights_on_saving(zero: dict[str, Any], is_refused: bool) -> None:
-    plugin = SimpleNamespace(deepspeed_config={"zero_optimization": zero})
-    accelerator: Any = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
+    accelerator = zero_accelerator(zero)
+    model = tiny.model("llama", "t5")
     if is_refused:
         with pytest.raises(PosEncError, match="zero3_save_16bit_model: true"):
-            check_saves_weights(accelerator)
+            check_zero3(model, accelerator)
     else:
-        check_saves_weights(accelerator)
+        check_zero3(model, accelerator)
+
+
+@pytest.mark.parametrize(("stage", "is_refused"), [(3, True), (2, False)])
+def test_zero3_cannot_run_cope(stage: int, is_refused: bool) -> None:
+    accelerator, model = zero_accelerator({"stage": stage}), tiny.model("llama", "cope")
+    if is_refused:
+        with pytest.raises(PosEncError, match="ZeRO-3 cannot run cope"):
+            check_zero3(model, accelerator)
+    else:
+        check_zero3(model, accelerator)
