@@ -86,7 +86,8 @@ class Setup:
 
     def bytes_per_gpu(self, length: int) -> float:
         shape = self.shape
-        logits = 3 * 4 * length * shape.vocabulary if self.whole_logits else 3 * 4 * 2**23
+        copies = 3 + 2 * (self.teacher and self.whole_logits)  # of the student's logits, and of the teacher's
+        logits = copies * 4 * (length * shape.vocabulary if self.whole_logits else 2**23)
         hidden = (
             4 * length * shape.num_layers * shape.hidden_size if self.teacher else 0
         )  # the teacher's, of all layers
@@ -105,14 +106,18 @@ def setups() -> list[Setup]:
     return [
         Setup(small, 1, "all weights, teacher", (FLOAT32_TRAINING + 4) * small.parameters, True, False),
         Setup(medium, 1, "LoRA, teacher", 2 * medium.parameters + adapters, True, False),
-        Setup(medium, 8, "all weights, FSDP2", _sharded(medium, 8), False, True),
+        Setup(medium, 8, "all weights, teacher, FSDP2", _sharded(medium, 8, teacher=True), True, True),
         Setup(large, 64, "all weights, FSDP2", _sharded(large, 64), False, True),
     ]
 
 
-def _sharded(shape: Shape, num_gpus: int) -> float:
-    """The state of this process, and two gathered layers: the current one and the next one."""
-    return FLOAT32_TRAINING * shape.parameters / num_gpus + 2 * 4 * shape.layer_parameters
+def _sharded(shape: Shape, num_gpus: int, teacher: bool = False) -> float:
+    """The state of this process, and two gathered layers: the current one and the next one.
+
+    A teacher in bfloat16 runs before the student, so that their gathered layers are not in memory together.
+    """
+    state = (FLOAT32_TRAINING + 2 * teacher) * shape.parameters / num_gpus
+    return state + 2 * 4 * shape.layer_parameters
 
 
 def bias_rows() -> list[list[str]]:

@@ -16,6 +16,7 @@ from ..errors import PosEncError
 from ..spec import PositionScheme
 from .position_collators import PositionSampling
 from .recipes import RECOMMENDED, Recipe
+from .sharding import is_sharded
 
 Trainable = Literal["all", "positions", "lora"]
 SELF_GENERATED = "self"
@@ -166,14 +167,6 @@ def rows_per_step(arguments: TrainingArguments) -> int:
     return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
 
 
-def is_sharded(arguments: TrainingArguments) -> bool:
-    """Whether FSDP or DeepSpeed will shard the models, by the arguments or the config of `accelerate launch`."""
-    from accelerate.utils import parse_flag_from_env
-
-    by_launcher = any(parse_flag_from_env(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
-    return bool(by_launcher or arguments.fsdp or arguments.deepspeed)
-
-
 def check_numbers(arguments: TrainingArguments) -> None:
     """Raise PosEncError for numbers that no training can have."""
     for name in POSITIVE_ARGUMENTS:
@@ -194,6 +187,11 @@ def check_training_arguments(request: TrainRequest, arguments: TrainingArguments
     for name in EVALUATION_FIELDS if request.eval_data is None else ():
         if _is_set(arguments, name):
             raise _no_effect(name, "there is nothing to evaluate on: pass --eval-data")
+    if arguments.load_best_model_at_end and is_sharded(arguments):
+        raise PosEncError(
+            "--load-best-model-at-end does not work with FSDP or DeepSpeed: leave it out, and load the best checkpoint "
+            "from the output directory"
+        )
     strategy = getattr(arguments, "train_sampling_strategy", None)
     if len(stages) > 1 and strategy != "sequential" and _is_set(arguments, "train_sampling_strategy"):
         raise _no_effect("train_sampling_strategy", "rows are shuffled within each stage: leave it out")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..attention import apply_rotation, far_rotation, materialize, scale_content, score_terms, visible_pairs
@@ -174,15 +175,60 @@ def drops_table(base: PreTrainedModel) -> bool:
     return base.architecture.table is not None and not any(s.uses_stock_table() for s in base.position_scheme)
 
 
+def place_attention(model: PreTrainedModel, device: torch.device) -> None:
+    """Move what a warm start runs of a variant: its attention, and what surrounds the layers, such as embeddings."""
+    for base in base_models(model):
+        _move_without_layers(base, device=device)
+        for attention in base.architecture.self_attentions(base):
+            attention.to(device)
+
+
 def _reference(stock_base: PreTrainedModel, base: PreTrainedModel) -> PreTrainedModel:
     """The stock model with its own encoding as a scheme, which computes the same and exposes its attention layers.
 
-    It shares the weights, unless the variant is on another device or of another dtype.
+    It shares the weights. If the variant is on another device or of another dtype, embeddings are copied, but each
+    layer is moved only while it runs, so that there is never a second copy of the whole model.
     """
     is_same = (stock_base.device, stock_base.dtype) == (base.device, base.dtype)
-    tensors = (*stock_base.parameters(), *stock_base.buffers()) if is_same else ()
+    shared = stock_base if is_same else stock_base.get_submodule(architecture_of(stock_base).layers)
+    tensors = (*shared.parameters(), *shared.buffers())
     reference = copy.deepcopy(stock_base, {id(tensor): tensor for tensor in tensors}).eval()
     if not is_same:
-        reference.to(device=base.device, dtype=base.dtype)
+        _move_without_layers(reference, device=base.device, dtype=base.dtype)
     reference.set_attn_implementation("eager")  # every layer gets its mask, which differs where some have a window
-    return reference if isinstance(reference, PosEncBaseModel) else retrofit(reference, base.architecture.stock_scheme)
+    if not isinstance(reference, PosEncBaseModel):
+        reference = retrofit(reference, base.architecture.stock_scheme)
+    if not is_same:
+        for layer in reference.get_submodule(reference.architecture.layers).children():
+            _move_while_running(layer, base.device, base.dtype)
+    return reference
+
+
+def _move_without_layers(base: PreTrainedModel, **target: Any) -> None:
+    """Move all but the layers of a base model; the target as for `nn.Module.to`."""
+    path, _, name = architecture_of(base).layers.rpartition(".")
+    parent = base.get_submodule(path)
+    layers = getattr(parent, name)
+    setattr(parent, name, nn.ModuleList())
+    try:
+        base.to(**target)
+    finally:
+        setattr(parent, name, layers)
+
+
+def _move_while_running(layer: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Give a layer's weights another device and dtype during its forward passes."""
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def move(module: nn.Module, args: Any) -> None:
+        for tensor in (*module.parameters(), *module.buffers()):
+            kept.append((tensor, tensor.data))
+            tensor.data = tensor.data.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+
+    def restore(module: nn.Module, args: Any, output: Any) -> None:
+        while kept:
+            tensor, data = kept.pop()
+            tensor.data = data
+
+    layer.register_forward_pre_hook(move)
+    layer.register_forward_hook(restore, always_call=True)

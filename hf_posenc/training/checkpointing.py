@@ -35,6 +35,7 @@ from ..checkpoints import (
 )
 from ..errors import PosEncError
 from .optimizer import merge_adapters
+from .sharding import local_shard
 from .state_files import get_rng_state, read_state, set_rng_state, write_state
 
 logger = logging.get_logger(__name__)
@@ -62,6 +63,7 @@ class CheckpointingTrainer(Trainer):
     """transformers' `Trainer` with atomic checkpoints, for models with or without LoRA adapters."""
 
     has_adapters = False
+    is_fsdp_enabled: bool
     _staging: Path | None = None
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
@@ -146,11 +148,15 @@ class CheckpointingTrainer(Trainer):
         if self.has_adapters:  # all other weights never change and are in the model already
             target = self.model if model is None else model
             target.load_state_dict(read_state(Path(checkpoint) / TRAINABLE_FILE), strict=False)
-        else:
+            return
+        is_fsdp_enabled, self.is_fsdp_enabled = self.is_fsdp_enabled, False  # the weights and their file are whole
+        try:
             super()._load_from_checkpoint(checkpoint, model)
+        finally:
+            self.is_fsdp_enabled = is_fsdp_enabled
 
     def _load_best_model(self) -> None:
-        if self.has_adapters and not self.is_fsdp_enabled:
+        if self.has_adapters:
             self._load_weights(self.state.best_model_checkpoint)
         else:
             super()._load_best_model()
@@ -217,8 +223,7 @@ class CheckpointingTrainer(Trainer):
     def check_finite_weights(self) -> None:
         """Raise PosEncError if a weight is infinite or NaN; called before anything is saved."""
         for name, parameter in self.model.named_parameters():
-            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # this process's shard
-            if not torch.isfinite(local.detach()).all():
+            if not torch.isfinite(local_shard(parameter)).all():
                 raise self.divergence_error(name)
 
     def divergence_error(self, name: str) -> PosEncError:

@@ -18,11 +18,13 @@ from ..errors import PosEncError
 from ..patches import ARCHITECTURES, max_positions, plan_schemes, refuse, with_scheme
 from ..spec import NO_POSITIONS
 from ..text_data import load_text_dataset, translate_data_errors
-from .arguments import SELF_GENERATED, Stage, TrainRequest, is_sharded, rows_per_step
+from .arguments import SELF_GENERATED, Stage, TrainRequest, rows_per_step
+from .attention_targets import place_attention
 from .data import SELF_EVAL_FILE, RowBuilder, concatenate_stages, limit_tokens, self_generated_dataset
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .optimizer import widen_trained_parameters
 from .position_collators import POSITION_COLLATORS, DataCollatorWithPositions, check_reads_positions
+from .sharding import is_sharded, whole_weights
 from .stock_start import start_from_stock_model
 from .teacher import SpecialTokens, Teacher
 
@@ -153,7 +155,8 @@ class RunBuilder:
         if self.labels is not None:
             names = self.labels.names
             options |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
-        return load_model(source, AUTO_CLASSES[self.objective], revision, **options)
+        with whole_weights(self.arguments):
+            return load_model(source, AUTO_CLASSES[self.objective], revision, **options)
 
     def _load_teacher(self) -> Teacher | None:
         """The model to distill from: the stock model, or the one that the request names."""
@@ -300,18 +303,24 @@ class RunBuilder:
             check_reads_positions(model, self.train_collator)
         if request.scheme is None or not warm_start:
             return model
-        model.to(self.arguments.device)
+        sharded, device = is_sharded(self.arguments), self.arguments.device
+        if not sharded:
+            model.to(device)
         measure("swapped", model)
         if not request.recipe.starts_from_stock_model:
             return model
         stock_model = self._stock_model or self._load_model(request.model, request.revision)[0]
+        if sharded:  # neither model need fit into the memory of one device
+            place_attention(model, device)
+        else:
+            stock_model.to(device)
         fits = self.objective is not Objective.CLASSIFICATION
         tokens_seen = self._rows_seen(rows) * self.stages[0].length if fits else 0
         start_from_stock_model(
             stock_model, model, rows, request.recipe, request.trainable, self.stages[0].length, tokens_seen
         )
         measure("started", model)
-        return model
+        return model.cpu() if sharded else model
 
     def _student_dtype(self) -> torch.dtype:
         """The dtype to load the student in: float32, or bfloat16 for bfloat16 weights that will not be trained.

@@ -16,6 +16,7 @@ from ..checkpoints import RECOVERY_FILE, write_text
 from ..text_data import ATTENTION_MASK
 from .distillation import pooled_cosine
 from .objectives import AUTO_CLASSES, Objective, compute_accuracy
+from .sharding import is_sharded
 from .trainer import RecoveryTrainer, with_perplexity
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class RecoveryReport:
         self._has_head = builder.objective is not Objective.FEATURE_EXTRACTION
 
     def measure(self, stage: str, model: PreTrainedModel) -> None:
-        """Evaluate a model that is not sharded; do nothing without evaluation data."""
-        if self.rows is None and self.self_rows is None:
+        """Evaluate a model; do nothing without evaluation data, and in a run whose models are sharded."""
+        if (self.rows is None and self.self_rows is None) or is_sharded(self.builder.arguments):
             return
         arguments = copy.copy(self.builder.arguments)
         arguments.report_to = []
@@ -61,8 +62,6 @@ class RecoveryReport:
             data_collator=self.builder.data_collator,
             compute_metrics=compute_accuracy if self.builder.labels is not None else None,
         )
-        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-            return
         self.stages[stage] = self._evaluate(trainer) if self._has_head else self._compare_embeddings(trainer)
 
     def measure_trained(self, trainer: RecoveryTrainer) -> None:
@@ -95,7 +94,8 @@ class RecoveryReport:
         teacher = self.builder.teacher
         if teacher is None:
             return {}
-        teacher.model.to(trainer.args.device)
+        if not is_sharded(trainer.args):
+            teacher.model.to(trainer.args.device)
         model = trainer.accelerator.unwrap_model(trainer.model).eval()
         similarities = []
         for inputs in trainer.get_eval_dataloader():

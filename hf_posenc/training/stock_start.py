@@ -65,8 +65,9 @@ def start_from_stock_model(
     )
     if fit_tokens:
         _fit_on_rows(stock_model, model, rows, fit_tokens, text_length, trains_all, head_orders)
+    device = next(model.parameters()).device
     for parameter in model.parameters():  # the results of several processes may differ in the last bit
-        parameter.data.copy_(broadcast(parameter.data))
+        parameter.data.copy_(broadcast(parameter.data.to(device)))
 
 
 def suggest_options(position_scheme: PositionScheme) -> None:

@@ -25,6 +25,7 @@ from .divergence import Logits, TopLogProbs
 from .linear_head import LeanForward
 from .optimizer import scheme_parameter_ids, split_parameter_group
 from .position_collators import DataCollatorWithPositions, PositionEpochCallback, contiguous_positions
+from .sharding import check_zero3, shard_teacher
 from .teacher import Teacher
 from .teacher_cache import TeacherCache
 
@@ -83,12 +84,13 @@ class RecoveryTrainer(CheckpointingTrainer):
         self._mean_counts: torch.Tensor | None = None
         self._student_forward: LeanForward | None = None
         self._is_sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        check_zero3(self.model, self.accelerator)
         if teacher is not None:
             self.model_accepts_loss_kwargs = False  # the distillation loss is a mean, not a sum over labels
             if self._is_sharded and teacher_cache is not None:  # all processes must run a sharded teacher together
                 raise PosEncError("A teacher cache does not work with FSDP or DeepSpeed: leave one of them out")
             if self._is_sharded:
-                teacher.model = self.accelerator.prepare_model(teacher.model, evaluation_mode=True)
+                teacher.model = shard_teacher(teacher.model, self.accelerator)
             else:
                 teacher.model.to(self.args.device)
                 teacher.share_frozen_weights(self.model)

@@ -135,7 +135,7 @@ def _fit_base(divergence: _AttentionDivergence, groups: list[dict[str, Any]], st
     if not groups or not steps:
         return FitResult(before, before)
     parameters = [parameter for group in groups for parameter in group["params"]]
-    initial = [parameter.detach().clone() for parameter in parameters]
+    initial = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
     minimize(divergence, groups, steps, "Fitting attention" if progress else None)
     with torch.no_grad():
         after = divergence(0).item()

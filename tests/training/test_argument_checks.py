@@ -115,3 +115,11 @@ def test_command_line_exits_before_anything_is_written(stock: dict[str, Path], t
     assert result.exit_code == 2
     assert "rerun the same command" in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_the_best_model_cannot_be_loaded_into_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_steps": 2}
+    check({"eval_data": "text"}, **options)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(PosEncError, match="--load-best-model-at-end does not work with FSDP or DeepSpeed"):
+        check({"eval_data": "text"}, **options)
