@@ -203,6 +203,13 @@ def _patch_auto_config(module: types.ModuleType) -> None:
 def _patch_tokenizers(module: types.ModuleType) -> None:
     """A variant has the tokenizer of its stock architecture."""
     _share_entries(module.TOKENIZER_MAPPING_NAMES)
+    misnamed = _misnamed_tokenizers(module)
+    misnamed.update(VARIANT_PREFIX + stock_type for stock_type in MODEL_TYPES if stock_type in misnamed)
+
+
+def _misnamed_tokenizers(module: types.ModuleType) -> set[str]:
+    """Model types whose checkpoints name a wrong tokenizer class, which transformers ignores; empty in old releases."""
+    return getattr(module, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", set())
 
 
 def _patch_peft(module: types.ModuleType) -> None:
@@ -228,18 +235,17 @@ def register_model_type() -> None:
 
     if _register_variants not in scheme_set_hooks:
         scheme_set_hooks.append(_register_variants)
-    for table in _tables():
-        _share_entries(table)
+    for name, patch in ((TOKENIZERS_MODULE, _patch_tokenizers), (PEFT_MODULE, _patch_peft)):
+        if name in sys.modules:  # otherwise the import hook will do it
+            patch(sys.modules[name])
 
 
 def forget_model_type(model_type: str) -> None:
     """Undo `register_model_type` for a model type."""
-    for table in _tables():
-        table.pop(VARIANT_PREFIX + model_type, None)
-
-
-def _tables() -> list[dict[str, Any]]:
-    """The tables by model type that are imported so far; hooks take care of the others."""
+    variant_type = VARIANT_PREFIX + model_type
     tokenizers, peft = (sys.modules.get(name) for name in (TOKENIZERS_MODULE, PEFT_MODULE))
-    tables = [] if tokenizers is None else [tokenizers.TOKENIZER_MAPPING_NAMES]
-    return tables if peft is None else [*tables, *_peft_tables(peft)]
+    if tokenizers is not None:
+        tokenizers.TOKENIZER_MAPPING_NAMES.pop(variant_type, None)
+        _misnamed_tokenizers(tokenizers).discard(variant_type)
+    for table in [] if peft is None else _peft_tables(peft):
+        table.pop(variant_type, None)
