@@ -123,16 +123,22 @@ def long_context(name: str) -> str:
 
 
 def small_budgets() -> str:
-    """Final shortfall with few tokens: one row per scheme."""
-    page = (ROOT / "benchmarks" / "SMALL_BUDGETS.md").read_text(encoding="utf-8")
-    lines = page[page.index("| scheme |") :].split("\n\n", 1)[0].splitlines()
-    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    titles = {"naive": "plain fine-tuning", "closed form": "no training, closed form", "recipe": "`hf-posenc train`"}
-    titles["recipe, 3 passes"] = "`hf-posenc train`, 3 passes"
-    columns = [header.index(name) for name in titles]
-    schemes = [row[0] if row[0].startswith("`") else f"`{row[0]}`" for row in rows]
-    cells = [[scheme, *(row[column] for column in columns)] for scheme, row in zip(schemes, rows, strict=True)]
-    return markdown_table(["", *titles.values()], cells)
+    """Shortfalls of stories260k with few tokens: one row per scheme."""
+    from benchmarks.recovery.report import shortfall_cell
+    from benchmarks.recovery.results import Results, read_outcomes
+    from benchmarks.recovery.subjects import SUBJECTS
+
+    subject, results = SUBJECTS["stories260k"], Results(read_outcomes(), SUBJECTS)
+    own, real = subject.texts
+    rows = []
+    for scheme, budgets in subject.schemes:
+        recipe, naive = results.recipe(subject, scheme, budgets[0]), results.naive(subject, scheme, budgets[0])
+        name = scheme if isinstance(scheme, str) else json.dumps(scheme)
+        stages = [shortfall_cell(recipe, own, stage) for stage in ("swapped", "started")]
+        trained = [shortfall_cell(naive, own), shortfall_cell(recipe, own), shortfall_cell(recipe, real)]
+        rows.append([f"`{name}`", *stages, *trained])
+    titles = ["swapped", "after the warm start", "plain fine-tuning", "`hf-posenc train`", "the same, on other text"]
+    return markdown_table(["", *titles], rows)
 
 
 def recovery_longer() -> str:

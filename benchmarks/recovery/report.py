@@ -25,8 +25,9 @@ original; it flatters, because it contains only what the original expects. *Real
 - naive: swap the encoding, then fine-tune on text. It uses the best of several batch sizes, learning rates and numbers
   of passes, chosen with one seed for each budget; schemes that were not swept use what was best on those that were.
 
-Unique tokens are those of the text, seen tokens count a row as often as it was used. Seconds are those of one core
-(SmolLM2: two), without evaluation. Cells are means over seeds, with their range.
+Unique tokens are those of the text, seen tokens count a row as often as it was used. Seconds are elapsed ones, with one
+core (SmolLM2: two), on a machine that was busy at times, without evaluation. Cells are means over seeds, with their
+range.
 {progress}
 Results of a recipe with other defaults are left out; this page is about version {version}. An
 [earlier recipe](EARLIER_RECIPE.md) has a page of its own.
@@ -67,8 +68,10 @@ def _table(titles: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows)]
 
 
-def _cell(outcomes: list[Outcome], text: str, stage: str = "trained") -> str:
+def shortfall_cell(outcomes: list[Outcome], text: str, stage: str = "trained") -> str:
     """The mean, and the range if seeds differ; empty for stages that the runs do not have."""
+    if not outcomes:
+        return NOT_RUN
     values = [outcome.shortfalls[text][stage] for outcome in outcomes if stage in outcome.shortfalls[text]]
     if not values:
         return ""
@@ -94,8 +97,8 @@ def _run_cells(results: Results, subject: Subject, method: str, tokens: int, tri
     first, text = outcomes[0], subject.texts[0]
     seconds = sum(outcome.seconds for outcome in outcomes) / len(outcomes)
     sizes = [f"{first.tokens_unique:,}", f"{first.tokens_seen:,}", str(trial.batch_size), f"{trial.learning_rate:.2g}"]
-    stages = [_cell(outcomes, text, stage) for stage in ("swapped", "started")]
-    return [method, *sizes, *stages, *(_cell(outcomes, text) for text in subject.texts), f"{seconds:.0f}"]
+    stages = [shortfall_cell(outcomes, text, stage) for stage in ("swapped", "started")]
+    return [method, *sizes, *stages, *(shortfall_cell(outcomes, text) for text in subject.texts), f"{seconds:.0f}"]
 
 
 def _ablation(results: Results, subject: Subject) -> list[str]:
