@@ -71,7 +71,7 @@ def _shortfall_row(results: Results, subject: Subject, target: Target) -> list[s
                 f"{target.tokens:,}",
                 f"<= {target.shortfall:.2f}",
                 measured,
-                _met(value <= target.shortfall),
+                _met(value <= target.shortfall) if tokens == target.tokens or value <= target.shortfall else NOT_RUN,
             ]
     return [change, f"{target.tokens:,}", f"<= {target.shortfall:.2f}", NOT_RUN, ""]
 

@@ -189,7 +189,7 @@ def test_targets_say_whether_they_are_met() -> None:
     rows = target_rows(Results(done, SUBJECTS), SUBJECTS)
     assert rows[0] == ["stories260k to t5", "30,000", "<= 0.20", "0.190", "met"]
     assert rows[1][-2:] == ["not yet run", ""]
-    assert rows[2][-2:] == ["0.100 with 30,000", "missed"]
+    assert rows[2][-2:] == ["0.100 with 30,000", "not yet run"]
     assert len(rows) == len(TARGETS) + 3
     assert [row[-2:] for row in rows[-3:]] == [["not yet run", ""]] * 3
     smollm2 = recipe_trial(SUBJECTS["SmolLM2"], NONE_IN_SOME_LAYERS, 20_000)
