@@ -10,8 +10,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for subprocesses too: pytest-xd
 
 import pytest
 
-from tests.support.hub_fixtures import hub, other, owner, server, third  # noqa: F401
-from tests.support.stock_fixtures import stock, text  # noqa: F401
+from tests.support.processor import avoid_broken_amx
+
+avoid_broken_amx()  # before torch is imported here or in a worker
+
+from tests.support.hub_fixtures import hub, other, owner, server, third  # noqa: E402, F401
+from tests.support.stock_fixtures import stock, text  # noqa: E402, F401
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
