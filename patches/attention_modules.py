@@ -182,7 +182,7 @@ class PosEncAttention(PickledByStockClass, nn.Module):
             cos, sin = (angle[:, : states_BHND.shape[2]] for angle in angles)
         rotate = sys.modules[self.stock_class.__module__].apply_rotary_pos_emb
         size = 2 * self.angle_size if self.architecture.angle_per_pair else self.angle_size
-        rotated = rotate(states_BHND[..., :size], states_BHND[..., :size], cos, sin)[0]
+        rotated, _ = rotate(states_BHND[..., :size], states_BHND[:, :0, :, :size], cos, sin)
         if size < states_BHND.shape[-1]:
             rotated = torch.cat([rotated, states_BHND[..., size:]], dim=-1)
         return rotated.to(dtype)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,8 +22,8 @@ from .dispatch import AttentionCall, AttentionOutput, iter_head_slices, slice_he
 from .masks import visible_keys
 
 KERNEL_CHUNK, WEIGHTS_CHUNK = 256, 256
-"""Queries per chunk: computed by a kernel, and with explicit weights. Larger chunks compute more pairs of the wrong
-band, which the mask hides."""
+"""Queries per chunk: computed by a kernel, and with explicit weights. Chunks longer than a window compute pairs of the
+wrong band, which a mask hides."""
 KERNEL_NAME = "_scaled_dot_product_flash_attention_for_cpu"
 """torch's flash attention for CPUs, below scaled_dot_product_attention, which does not return the log-sum-exp."""
 
@@ -165,7 +166,7 @@ def remapped_attention_chunked(call: AttentionCall) -> AttentionOutput:
 
 
 def remapped_attention_merged(call: AttentionCall) -> AttentionOutput:
-    """A kernel call for each band of a few queries, merged by the log-sum-exp of their logits. Without gradients."""
+    """Kernel calls for each band of a few queries, merged by the log-sum-exp of their logits. Without gradients."""
     kernel = getattr(torch.ops.aten, KERNEL_NAME, None)
     if kernel is None or call.value.shape[-1] != call.query.shape[-1]:
         return remapped_attention_chunked(call)
@@ -174,45 +175,91 @@ def remapped_attention_merged(call: AttentionCall) -> AttentionOutput:
     bands = [dataclasses.replace(band, key=repeat_key_heads(band.key, num_heads)) for band in bands]
     value = repeat_key_heads(call.value, num_heads)
     output_BQHD = torch.empty_like(call.query.transpose(1, 2), memory_format=torch.contiguous_format)
-    lowest = torch.finfo(value.dtype).min
+    triangle = torch.ones(KERNEL_CHUNK, KERNEL_CHUNK, dtype=torch.bool).tril()
     for queries in _query_chunks(call, KERNEL_CHUNK):
-        mask = _mask_of(call, queries)
         merged: tuple[torch.Tensor, torch.Tensor] | None = None
         for band in bands:
             for columns, masked in _kernel_columns(call, band, keys_BK, queries):
-                bias = None
-                if masked:
-                    visible = _restrict(call, mask, band.holds(keys_BK[:, columns], queries), queries, columns)
-                    additive = mask is not None and mask.dtype != torch.bool
-                    bias = mask[..., columns].to(value.dtype) if additive and mask is not None else value.new_zeros(())
-                    bias = torch.where(visible, bias, lowest)
                 states = (band.query[:, :, queries], band.key[:, :, columns], value[:, :, columns])
-                output, lse = kernel(*states, 0.0, False, attn_mask=bias, scale=call.scaling)
-                merged = (output, lse) if merged is None else _merge(*merged, output, lse)
+                if not masked:
+                    rows, (output, lse) = slice(None), kernel(*states, 0.0, False, scale=call.scaling)
+                else:
+                    visible = _restrict(
+                        call, _mask_of(call, queries), band.holds(keys_BK[:, columns], queries), queries, columns
+                    )
+                    rows, output, lse = _masked_kernel(kernel, call, states, visible, triangle, queries, columns)
+                if merged is None:
+                    merged = output, lse
+                else:
+                    _merge_into(merged, rows, output, lse)
         assert merged is not None
         output_BQHD[:, queries] = merged[0].transpose(1, 2)
     return output_BQHD, None
 
 
 def _kernel_columns(call: AttentionCall, band: Band, keys_BK: torch.Tensor, queries: slice) -> list[tuple[slice, bool]]:
-    """The slots of a band in runs, and whether each needs a mask. A mask costs more than one more call."""
+    """The slots of a band in runs, and whether each needs a mask; the first run has keys for all queries.
+
+    Of contiguous positions, the run with the latest keys is a triangle, for which kernels need no mask.
+    """
     columns = band.columns(keys_BK, queries)
     if not call.causal:
         return [(columns, True)] if columns.start < columns.stop else []
     columns, full = slice(columns.start, min(columns.stop, queries.stop)), band.full_columns(keys_BK, queries)
     runs = [(columns, True)]
     if full.start < full.stop:
-        runs = [(slice(columns.start, full.start), True), (full, False), (slice(full.stop, columns.stop), True)]
+        cut = full.stop
+        if full.stop < columns.stop:
+            cut = max(full.start, min(full.stop, columns.stop - (queries.stop - queries.start)))
+        latest, earliest = slice(cut, columns.stop), slice(columns.start, full.start)
+        runs = [(latest, True), (slice(full.start, cut), False), (earliest, True)]
+        if cut > full.start:
+            runs[:2] = runs[1::-1]
     return [run for run in runs if run[0].start < run[0].stop]
 
 
-def _merge(
-    output: torch.Tensor, lse_BHM: torch.Tensor, new_output: torch.Tensor, new_lse_BHM: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The attention over the keys of both, in place; its weights sum to exp(lse) before they are normalized."""
-    total_BHM = torch.logaddexp(lse_BHM, new_lse_BHM)
-    old_weight, new_weight = ((lse - total_BHM).exp().unsqueeze(-1) for lse in (lse_BHM, new_lse_BHM))
-    return output.mul_(old_weight).add_(new_output.mul_(new_weight)), total_BHM
+def _masked_kernel(
+    kernel: Any,
+    call: AttentionCall,
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    visible: torch.Tensor,
+    triangle: torch.Tensor,
+    queries: slice,
+    columns: slice,
+) -> tuple[slice, torch.Tensor, torch.Tensor]:
+    """The rows of queries that see some of the slots, with their outputs and log-sum-exps.
+
+    A kernel skips the hidden half of a triangle, but computes what a mask hides.
+    """
+    query, key, value = states
+    if call.causal and _equals_corner(visible, triangle):
+        return slice(None), *kernel(*states, 0.0, True, scale=call.scaling)
+    if call.causal and _equals_corner(visible[..., :-1, :], triangle.T) and not visible[..., -1, :].any():
+        flipped = (query[:, :, :-1].flip(2), key.flip(2), value.flip(2))
+        output, lse = kernel(*flipped, 0.0, True, scale=call.scaling)
+        return slice(0, -1), output.flip(2), lse.flip(2)
+    mask, bias = _mask_of(call, queries), value.new_zeros(())
+    if mask is not None and mask.dtype != torch.bool:
+        bias = mask[..., columns].to(value.dtype)
+    bias = torch.where(visible, bias, torch.finfo(value.dtype).min)
+    return slice(None), *kernel(*states, 0.0, False, attn_mask=bias, scale=call.scaling)
+
+
+def _equals_corner(visible: torch.Tensor, triangle: torch.Tensor) -> bool:
+    """Whether each row of a batch is the same square of True on one side of the diagonal."""
+    rows, columns = visible.shape[-2:]
+    return rows == columns and torch.equal(visible, triangle[:rows, :rows].expand_as(visible))
+
+
+def _merge_into(
+    merged: tuple[torch.Tensor, torch.Tensor], rows: slice, new_output: torch.Tensor, new_lse: torch.Tensor
+) -> None:
+    """Add attention over other keys, in place; weights sum to exp(lse) before they are normalized."""
+    output, lse = (tensor[:, :, rows] for tensor in merged)
+    total = torch.logaddexp(lse, new_lse)
+    old_weight, new_weight = ((part - total).exp_().unsqueeze(-1) for part in (lse, new_lse))
+    output.mul_(old_weight).add_(new_output.mul_(new_weight))
+    lse.copy_(total)
 
 
 def _query_chunks(call: AttentionCall, size: int) -> list[slice]:

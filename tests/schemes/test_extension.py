@@ -101,6 +101,34 @@ def test_every_path_gives_the_same(extend: dict[str, Any], monkeypatch: pytest.M
 
 
 @each_method
+def test_kernels_skip_hidden_triangles(extend: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the window is a multiple of a chunk of queries, no call needs a mask and no pair is computed twice."""
+    calls: list[tuple[int, bool]] = []
+    kernel = getattr(torch.ops.aten, remapped.KERNEL_NAME)
+
+    def counting(query: Any, key: Any, value: Any, dropout: float, causal: bool, **kwargs: Any) -> Any:
+        rows, columns = query.shape[2], key.shape[2]
+        calls.append((rows * (rows + 1) // 2 if causal else rows * columns, kwargs.get("attn_mask") is not None))
+        return kernel(query, key, value, dropout, causal, **kwargs)
+
+    model, ids = tiny.model("gpt2", rope(extend), n_layer=1), tiny.tokens(2, LENGTH)
+    model.set_attn_implementation("eager")
+    expected = logits(model, ids)
+    model.set_attn_implementation("sdpa")
+    monkeypatch.setattr(torch.ops.aten, remapped.KERNEL_NAME, counting)
+    for chunk in (near_length(extend), 3):
+        monkeypatch.setattr(remapped, "KERNEL_CHUNK", chunk)
+        torch.testing.assert_close(logits(model, ids), expected, rtol=0, atol=1e-10)
+        if chunk == near_length(extend):
+            assert not any(masked for _, masked in calls)
+            assert sum(pairs for pairs, _ in calls) == LENGTH * (LENGTH + 1) // 2
+    # The control: chunks that cross the end of a window have squares that are no triangles.
+    monkeypatch.setattr(remapped, "_equals_corner", lambda visible, triangle: visible.shape[-1] == visible.shape[-2])
+    monkeypatch.setattr(remapped, "KERNEL_CHUNK", LENGTH)
+    assert (logits(model, ids) - expected).abs().max() > 1e-3
+
+
+@each_method
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_short_inputs_are_bit_identical_to_plain_rope(extend: dict[str, Any], architecture: str) -> None:
     model, plain = tiny.model(architecture, rope(extend)), tiny.model(architecture, "rope")
