@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .patches import patched as patched
     from .patches import restore as restore
     from .patches import retrofit as retrofit
+    from .patches import set_max_length as set_max_length
     from .patches import support as support
     from .registry import list_schemes as list_schemes
     from .registry import register_scheme as register_scheme
@@ -40,7 +41,7 @@ _PUBLIC = {
     "errors": ["PosEncError"],
     "evaluation.run": ["evaluate"],
     "hub": ["PushResult", "push_directory"],
-    "patches": ["explain", "patched", "restore", "retrofit", "support"],
+    "patches": ["explain", "patched", "restore", "retrofit", "set_max_length", "support"],
     "registry": ["list_schemes", "register_scheme"],
     "training": ["fit"],
 }

@@ -29,10 +29,15 @@ if TYPE_CHECKING:
     from .head_layout import find_head_layout as find_head_layout
     from .heads import find_auto_class as find_auto_class
     from .legacy import rename_legacy_tables as rename_legacy_tables
+    from .lengths import check_max_length as check_max_length
+    from .lengths import config_length as config_length
+    from .lengths import set_config_length as set_config_length
+    from .lengths import table_length as table_length
     from .live_models import architecture_of as architecture_of
     from .live_models import patched as patched
     from .live_models import restore as restore
     from .live_models import retrofit as retrofit
+    from .live_models import set_max_length as set_max_length
     from .model_support import Support as Support
     from .model_support import support as support
     from .tensor_parallel import check_undivided as check_undivided
@@ -58,7 +63,9 @@ _MODULES = {
     "architecture_of": "live_models",
     "base_models": "variants",
     "build_explanation": "explanation",
+    "check_max_length": "lengths",
     "check_undivided": "tensor_parallel",
+    "config_length": "lengths",
     "explain": "explanation",
     "find_architecture": "families",
     "find_auto_class": "heads",
@@ -73,7 +80,10 @@ _MODULES = {
     "rename_legacy_tables": "legacy",
     "restore": "live_models",
     "retrofit": "live_models",
+    "set_config_length": "lengths",
+    "set_max_length": "live_models",
     "support": "model_support",
+    "table_length": "lengths",
     "with_scheme": "attach",
 }
 __all__ = sorted(_MODULES)

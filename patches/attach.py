@@ -47,6 +47,8 @@ class SchemeState:
     """The `ReplacedConfig` of each config that `retrofit` replaced."""
     attentions_checked: bool = False
     """Whether `check_attentions` passed; the first forward calls it."""
+    longest_input: int = 0
+    """The most tokens that a forward pass has read at once."""
     loaded_from: str = ""
     """The checkpoint that the stock model said it was loaded from."""
 

@@ -65,6 +65,10 @@ class ModelHooks:
         """Initialize a scheme's parameters; False if the module is not part of a scheme."""
         raise AssertionError("overridden")
 
+    def init_stock_weights(self, init_weights: Callable[[nn.Module], None], module: nn.Module) -> None:
+        """Initialize a module of the stock model with the stock method."""
+        raise AssertionError("overridden")
+
     def check_attn_implementation(self, attn_implementation: str | None) -> None:
         """Refuse a backend that the schemes cannot run on."""
         raise AssertionError("overridden")
@@ -92,7 +96,7 @@ class ModelHooks:
 
     def _init_weights(self, module: nn.Module) -> None:
         if not self.init_scheme_weights(module):
-            super()._init_weights(module)  # type: ignore[misc]
+            self.init_stock_weights(super()._init_weights, module)  # type: ignore[misc]
 
     def _initialize_missing_keys(self, *args: Any, **kwargs: Any) -> None:
         super()._initialize_missing_keys(*args, **kwargs)  # type: ignore[misc]

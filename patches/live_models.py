@@ -18,6 +18,7 @@ from .attach import attach, detach, init_live_weights, plan_schemes, with_scheme
 from .compat import checkpoint_name, set_checkpoint_name, swap_class, was_loaded
 from .families import find_architecture
 from .from_pretrained import keep_source_name
+from .lengths import check_max_length, set_config_length
 from .replaced_configs import replace_configs, restore_configs
 from .rollback import unchanged_on_error
 from .saving import install_save_guard
@@ -211,3 +212,39 @@ def _check_base(base: PreTrainedModel, architecture: Architecture) -> None:
                 f"A hook has replaced the forward of {type(module).__name__} (device maps and some kernel patches do "
                 "this), so the scheme could not act; use from_pretrained(..., position_scheme=...) instead"
             )
+
+
+def set_max_length(model: nn.Module, max_length: int) -> None:
+    """Let tools read longer inputs with a model whose scheme extends, also after it is saved and loaded.
+
+    Stock models end at their `max_position_embeddings`, so tools such as sentence-transformers and lm_eval cut inputs
+    there. `hf-posenc convert` and `train` set the length with `--max-length`.
+
+    Args:
+        model: A model with a position scheme, or one that contains such a model: a `SentenceTransformer`, for example,
+            whose `max_seq_length` is set too.
+        max_length: The longest input, in tokens.
+
+    Raises:
+        PosEncError: If the model has no position scheme, or its scheme or its rotation does not allow this length.
+
+    Example:
+        >>> embedder = SentenceTransformer("my-bert", model_kwargs={"position_scheme": "t5"})
+        >>> hf_posenc.set_max_length(embedder, 2048)
+    """
+    bases = base_models(model)
+    if not bases:
+        raise PosEncError(
+            f"{type(model).__name__} has no position scheme, so its length is fixed; give it one with "
+            "hf_posenc.retrofit or position_scheme=..."
+        )
+    for base in bases:
+        check_max_length(base.position_scheme, max_length)
+    for base in bases:
+        if not set_config_length(base.config, max_length):
+            raise PosEncError(
+                "max_position_embeddings decides the angles of this model's scaled rotation, so another length would "
+                'change what it computes; give its scaling explicitly: {"type": "rope", "scaling": {...}}'
+            )
+    if hasattr(model, "max_seq_length"):
+        model.max_seq_length = max_length  # type: ignore[assignment]

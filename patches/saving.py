@@ -12,13 +12,16 @@ from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, logging
 
 from hf_posenc.config import VariantConfig, add_sentinel
 from hf_posenc.errors import PosEncError
 from hf_posenc.model_types import VARIANT_PREFIX
 
+from .lengths import config_length
 from .variants import base_models
+
+logger = logging.get_logger(__name__)
 
 
 def install_save_guard() -> None:
@@ -31,6 +34,7 @@ def install_save_guard() -> None:
     def save_pretrained(self: PreTrainedModel, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         with _naming_parts(self) as names_parts:
             check_saved_config(self)
+            _warn_of_shorter_config(self)
             if names_parts and kwargs.get("push_to_hub"):
                 raise PosEncError(
                     "A model with a position scheme in a part of it cannot be saved and pushed in one call; use "
@@ -61,6 +65,18 @@ def check_saved_config(model: PreTrainedModel) -> None:
                 f"{type(base).__name__} inside {type(model).__name__} has the position scheme {scheme!r}, but the "
                 "config that would be saved does not name it, so the model would load without it. Retrofit the whole "
                 "model instead of a part, or build it from configs with a position_scheme"
+            )
+
+
+def _warn_of_shorter_config(model: PreTrainedModel) -> None:
+    """Before a model is saved: warn if it has read longer inputs than its config names, where tools will cut them."""
+    for base in base_models(model):
+        length, longest = config_length(base.config), base.posenc.longest_input
+        if longest > length:
+            logger.warning_once(
+                f"This model has read inputs of {longest:,} tokens, but its config.json will say {length:,}, where "
+                "tools such as sentence-transformers cut inputs after loading it. To keep the longer length, call "
+                f"hf_posenc.set_max_length(model, {longest}) before saving."
             )
 
 

@@ -36,6 +36,7 @@ from .attach import SchemeState, attach, check_attentions, ignored_keys, init_sc
 from .attention_modules import CLASS_MODULE
 from .compat import ModelHooks, attn_implementation, checkpoint_name
 from .from_pretrained import keep_source_name
+from .lengths import stock_length
 from .pickling import PickledByStockClass
 from .tensor_parallel import share_scheme_weights
 
@@ -75,7 +76,8 @@ class PosEncModel(PickledByStockClass, ModelHooks):
                 raise PosEncError(f"{type(self).__name__} needs a config with a position_scheme, got {type(config)}")
             config = with_scheme(config, scheme)
         plan = plan_schemes(self.architecture, config) if isinstance(self, PosEncBaseModel) else None
-        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        with stock_length(config):
+            super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         if plan is not None:
             attach(self, self.architecture, plan)
             self.init_weights()  # type: ignore[attr-defined]
@@ -94,6 +96,10 @@ class PosEncModel(PickledByStockClass, ModelHooks):
 
     def init_scheme_weights(self, module: nn.Module) -> bool:
         return init_scheme_weights(module)
+
+    def init_stock_weights(self, init_weights: Callable[[nn.Module], None], module: nn.Module) -> None:
+        with stock_length(self.config):
+            init_weights(module)
 
     def share_scheme_weights(self: Any) -> None:
         for base in base_models(self):
@@ -188,6 +194,8 @@ class PosEncBaseModel(PosEncModel):
             window=state.window,
         )
         positions = resolved.positions
+        if not tracing:
+            state.longest_input = max(state.longest_input, positions.queries_BQ.shape[-1])
         check_sequence_parallel(positions, has_position_ids)
         if self.architecture.fill_inputs is not None:
             self.architecture.fill_inputs(inputs)

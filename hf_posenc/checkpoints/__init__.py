@@ -20,7 +20,7 @@ from .files import (
     write_text,
 )
 from .inspection import Inspection, inspect_checkpoint, is_scheme_parameter
-from .lengths import check_max_length, config_length, set_config_length, table_length, write_max_length
+from .lengths import write_max_length
 from .loading import eval_mode, load_model, load_tokenizer
 from .locks import lock_output
 from .source import (
@@ -41,6 +41,6 @@ __all__ += ["COMPANION_FILES", "LENGTH_CURVE_FILE", "RECOVERY_FILE", "RUN_STATE_
 __all__ += ["checkpoint_step", "fsync", "is_out_of_space", "list_checkpoints", "lock_output", "move_files"]
 __all__ += ["check_writable", "verify_manifest", "write_manifest", "write_text"]
 __all__ += ["eval_mode", "is_scheme_parameter", "load_model", "load_tokenizer", "read_sequences"]
-__all__ += ["check_max_length", "config_length", "set_config_length", "table_length", "write_max_length"]
+__all__ += ["write_max_length"]
 __all__ += ["find_checkpoint", "read_config", "read_config_fields", "read_json", "read_json_object", "read_shards"]
 __all__ += ["translate_hub_errors"]

@@ -17,7 +17,16 @@ import torch
 from torch import nn
 
 from ..errors import PosEncError
-from ..patches import SchemePlan, init_scheme_weights, plan_schemes, register_variants, with_scheme
+from ..patches import (
+    SchemePlan,
+    check_max_length,
+    init_scheme_weights,
+    plan_schemes,
+    register_variants,
+    set_config_length,
+    table_length,
+    with_scheme,
+)
 from ..patches.compat import checkpoint_to_model_names
 from ..spec import PositionScheme
 from .companions import Companions, check_links, remove_code_fields
@@ -25,7 +34,7 @@ from .drift import Drift, measure_drift
 from .export import Export, export_checkpoint, stock_rope_parameters
 from .files import atomic_directory, resolve_output_dir, scratch_directory
 from .inspection import base_prefix, build_meta_model, check_base_weights
-from .lengths import check_max_length, set_config_length, table_length, write_max_length
+from .lengths import write_max_length
 from .source import FLOAT_DTYPES, Checkpoint, find_checkpoint, open_stock
 from .weights import RotaryChange, reorder_rows, rotary_feature_order, write_shards
 
@@ -145,7 +154,7 @@ def convert_checkpoint(
         check_max_length(plan.schemes, max_length)
     length = max_length or table_length(plan.schemes, checkpoint.config)
     if length is not None:
-        set_config_length(config, length, plan.state.uses_stock_table)
+        set_config_length(config, length)
     config.architectures = [f"PosEnc{name}" for name in checkpoint.config.architectures or []] or None
     layout = _ModelLayout.of(checkpoint)
     dropped, row_orders = _dropped_tensors(layout, plan), _row_orders(layout, plan, rotary_weights)

@@ -18,18 +18,14 @@ from transformers.utils import CONFIG_NAME
 from ..checkpoints import (
     COMPANION_FILES,
     Companions,
-    check_max_length,
-    config_length,
     find_checkpoint,
     list_checkpoints,
     lock_output,
     move_files,
-    set_config_length,
-    table_length,
     write_max_length,
 )
 from ..errors import PosEncError
-from ..patches import base_models
+from ..patches import base_models, check_max_length, config_length, set_config_length, table_length
 from ..text_data import translate_data_errors
 from .arguments import (
     Stage,
@@ -245,7 +241,7 @@ def _set_max_length(model: PreTrainedModel, builder: RunBuilder) -> int | None:
     max_length = request.max_length or max(trained_length, table_length(schemes, builder.config) or 0)
     if not bases or (request.max_length is None and max_length <= config_length(builder.config)):
         return None
-    set_config_length(bases[0].config, max_length, bases[0].posenc.uses_stock_table)
+    set_config_length(bases[0].config, max_length)
     return max_length
 
 

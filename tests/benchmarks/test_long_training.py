@@ -45,11 +45,18 @@ def test_training_and_held_out_text_are_disjoint(tiny_gpt2: long_training.Subjec
     assert torch.cat([train, held_out]).unique().tolist() == list(range(int(train.max()) + 1))
 
 
-def test_gpt2_runs_differ_in_rows_alone() -> None:
+def operations(run: long_training.Run) -> float:
+    """Operations of the layers: 12 width^2 weights, and causal attention over half a row, forward and backward."""
+    width, layers = long_training_gpt2.WIDTH, long_training_gpt2.LAYERS
+    return run.tokens * 6 * layers * (12 * width**2 + width * run.length)
+
+
+def test_gpt2_runs_differ_in_rows_and_steps() -> None:
     long, pose, plain, _ = long_training.GPT2_RUNS.values()
-    assert dataclasses.replace(pose, pose=False) == plain
+    assert dataclasses.replace(pose, pose=False, steps=plain.steps) == plain
     assert dataclasses.replace(plain, length=4 * plain.length) == long
-    assert long.tokens == 4 * pose.tokens
+    assert long.tokens == 4 * plain.tokens
+    assert 0.24 < operations(pose) / operations(long) <= 0.25, "PoSE gets a quarter of the compute"
     assert pose.subject.trained_length == pose.length
 
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 import hf_posenc
 from hf_posenc.cli import app
 from hf_posenc.errors import PosEncError
-from hf_posenc.patches import max_positions
+from hf_posenc.patches import max_positions, saving
+from tests.support import families
 from tests.support import tiny_models as tiny
 from tests.support.word_level_tokenizer import saved, text, tokenizer
 
@@ -121,8 +122,29 @@ def test_a_table_that_ends_is_refused(tmp_path: Path) -> None:
     hf_posenc.convert_checkpoint(source, extended, tmp_path / "out", max_length=LONGER)
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == LONGER
     config = AutoConfig.from_pretrained(tmp_path / "out")
-    assert config.max_position_embeddings == tiny.TRAINED_LENGTH, "the size of the stored table"
+    assert config.max_position_embeddings == LONGER
+    assert max_positions(config) == tiny.TRAINED_LENGTH, "the size of the stored table"
     assert AutoModel.from_pretrained(tmp_path / "out")(tiny.tokens(1, LONGER)).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "gpt2", "opt", "gpt_bigcode"])
+def test_an_extended_table_is_built_at_the_stock_length(model_type: str, tmp_path: Path) -> None:
+    """Its config names the longer length; the same scheme with the stock length is the control."""
+    scheme = {"type": "learned", "max_positions": LONGER, "extend": "interpolate"}
+    shorter = hf_posenc.retrofit(families.model(model_type), scheme)
+    ids = tiny.tokens(2, LONGER)
+    with torch.no_grad():
+        expected = shorter(ids).last_hidden_state
+    stock_length = shorter.config.max_position_embeddings
+    hf_posenc.set_max_length(shorter, LONGER)
+    assert shorter.config.max_position_embeddings == stock_length + LONGER - max_positions(shorter.config)
+    shorter.save_pretrained(tmp_path)
+    loaded, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(ids).last_hidden_state, expected)
+    assert type(loaded)(loaded.config).eval()(ids).last_hidden_state.shape == expected.shape
+    assert max_positions(loaded.config) == max_positions(shorter.config) < LONGER
 
 
 def test_an_extended_table_names_its_length_by_itself(tmp_path: Path) -> None:
@@ -206,3 +228,50 @@ def test_sentence_transformers_pass_the_scheme_on(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(embedder.encode([text(20)])), torch.tensor(expected), rtol=0, atol=1e-6)
     stock = SentenceTransformer(str(source), device="cpu").encode([text(20)])
     assert abs(stock - expected).max() > 1e-3
+
+
+@pytest.mark.slow
+@needs_sentence_transformers
+@pytest.mark.parametrize("scheme", ["alibi", {"type": "learned", "max_positions": LONGER, "extend": "interpolate"}])
+def test_sentence_transformers_save_the_length_of_a_scheme_that_was_passed_on(scheme: Any, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    source, text_of_all = save_embedder(tmp_path / "stock"), [text(LONGER - 2)]
+    embedder = SentenceTransformer(str(source), device="cpu", model_kwargs={"position_scheme": scheme})
+    embedder.max_seq_length = LONGER
+    embedder.save_pretrained(str(tmp_path / "forgotten"))
+    hf_posenc.set_max_length(embedder, LONGER)
+    expected = embedder.encode(text_of_all)
+    embedder.save_pretrained(str(tmp_path / "saved"))
+    again, forgotten = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("saved", "forgotten"))
+    assert (again.max_seq_length, forgotten.max_seq_length) == (LONGER, tiny.TRAINED_LENGTH)
+    assert abs(again.encode(text_of_all) - expected).max() < 1e-6
+    assert abs(forgotten.encode(text_of_all) - expected).max() > 1e-3
+
+
+def test_saving_warns_of_a_length_that_would_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(saving.logger, "warning_once", warnings.append)
+    model = tiny.model("bert", "alibi", torch.float32)
+    model(tiny.tokens(1, tiny.TRAINED_LENGTH))
+    model.save_pretrained(tmp_path)
+    assert not warnings
+    model(tiny.tokens(1, LONGER))
+    model.save_pretrained(tmp_path)
+    assert len(warnings) == 1
+    assert f"hf_posenc.set_max_length(model, {LONGER})" in warnings[0]
+    hf_posenc.set_max_length(model, LONGER)
+    model.save_pretrained(tmp_path)
+    assert len(warnings) == 1
+    assert AutoConfig.from_pretrained(tmp_path).max_position_embeddings == LONGER
+
+
+def test_a_length_that_cannot_be_set_is_refused() -> None:
+    with pytest.raises(PosEncError, match="BertForMaskedLM has no position scheme, so its length is fixed"):
+        hf_posenc.set_max_length(tiny.model("bert", None, torch.float32), LONGER)
+    with pytest.raises(PosEncError, match=f"longer than the {tiny.TRAINED_LENGTH} positions of learned"):
+        hf_posenc.set_max_length(tiny.model("bert", "learned", torch.float32), LONGER)
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = hf_posenc.retrofit(tiny.model("llama", None, torch.float32, rope_parameters=scaled), "rope")
+    with pytest.raises(PosEncError, match="decides the angles of this model's scaled rotation"):
+        hf_posenc.set_max_length(model, LONGER)

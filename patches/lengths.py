@@ -1,0 +1,88 @@
+"""How long the inputs of a variant may be, as its config says: `max_position_embeddings`.
+
+Tokenizers, sentence-transformers and serving tools cut inputs at that length. The stock model's says too little where
+the scheme reads further, so a variant may have another one, next to that of the stock checkpoint, for which its schemes
+and its stock modules are built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from transformers.configuration_utils import PreTrainedConfig
+
+from hf_posenc.config import STOCK_LENGTH_KEY
+from hf_posenc.errors import PosEncError
+from hf_posenc.schemes import Scheme
+
+from .architecture import Architecture
+from .families import find_architecture
+
+FIXED_ROPE_TYPES = ("default", "linear")
+"""Stock rotations whose angles do not depend on `max_position_embeddings`."""
+
+
+def check_max_length(schemes: Iterable[Scheme], max_length: int) -> None:
+    """Raise `PosEncError` for a length that is not positive, or longer than the table of a scheme."""
+    if max_length < 1:
+        raise PosEncError(f"max_length must be at least 1, got {max_length}")
+    for scheme in schemes:
+        table_length = None if scheme.extends else getattr(scheme, "max_positions", None)
+        if table_length is not None and max_length > table_length:
+            raise PosEncError(
+                f"max_length={max_length} is longer than the {table_length} positions of {scheme.name}: choose a "
+                "scheme that runs past its trained length, or lengthen its table"
+            )
+
+
+def table_length(schemes: Iterable[Scheme], config: PreTrainedConfig) -> int | None:
+    """The length of a position table that was asked to be longer than what the config names; None if there is none."""
+    tables = [scheme for scheme in schemes if not scheme.extends and hasattr(scheme, "max_positions")]
+    length: int = min((getattr(scheme, "max_positions") for scheme in tables), default=0)  # noqa: B009
+    return length if length > config_length(config) else None
+
+
+def config_length(config: PreTrainedConfig) -> int:
+    """The longest input that a config names, in tokens: 512 for RoBERTa's `max_position_embeddings` of 514."""
+    architecture = _architecture(config)
+    first_row = architecture.first_row(config) if architecture.table else 0
+    return config.max_position_embeddings + architecture.extra_rows - first_row
+
+
+def set_config_length(config: PreTrainedConfig, max_length: int) -> bool:
+    """Set `max_position_embeddings` of a variant's config; its schemes keep the trained length.
+
+    Returns:
+        False if the field was left as it is, because it decides the angles of a scaled rotation.
+    """
+    architecture = _architecture(config)
+    shape = architecture.shape(config)
+    rope_type = (shape.rope_parameters or {}).get("rope_type", "default")
+    if rope_type not in FIXED_ROPE_TYPES:
+        return False
+    if not hasattr(config, STOCK_LENGTH_KEY):
+        setattr(config, STOCK_LENGTH_KEY, config.max_position_embeddings)
+    config.max_position_embeddings = max_length + shape.table_first_row - architecture.extra_rows
+    return True
+
+
+@contextlib.contextmanager
+def stock_length(config: Any) -> Iterator[None]:
+    """While the block runs, a config names the length of the stock checkpoint: stock modules are sized by it."""
+    length = vars(config).get(STOCK_LENGTH_KEY)
+    if length is None:
+        yield
+        return
+    longer, config.max_position_embeddings = config.max_position_embeddings, length
+    try:
+        yield
+    finally:
+        config.max_position_embeddings = longer
+
+
+def _architecture(config: PreTrainedConfig) -> Architecture:
+    architecture = find_architecture(config)
+    assert architecture is not None
+    return architecture
