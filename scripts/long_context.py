@@ -107,9 +107,9 @@ def pose_sentences() -> str:
         tokens, time, count = short[0]["tokens"] / long[0]["tokens"], seconds[0] / seconds[1], min(map(len, runs))
         sentences.append(
             f"- On {subject}, PoSE on short rows ends with a perplexity {above:.1%} above that of\n"
-            "  training on the same number of long rows, measured at four times the length, for\n"
-            f"  {tokens:.0%} of the tokens and {time:.0%} of the CPU time. Without PoSE, the same short\n"
-            f"  rows end {without:.1%} above ({count} {'seeds' if count > 1 else 'seed'})."
+            "  training on long rows, measured at four times the length, for\n"
+            f"  {tokens:.0%} of the tokens and {time:.0%} of the CPU time. Without PoSE, training on short\n"
+            f"  rows ends {without:.1%} above ({count} {'seeds' if count > 1 else 'seed'})."
         )
     return "\n".join(sentences)
 
