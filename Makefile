@@ -54,9 +54,9 @@ $(VENV)-oldest/.installed: pyproject.toml $(CONSTRAINTS)
 
 # SUITE is a checkout of https://github.com/huggingface/transformers of about the installed release, and
 # UPSTREAM="--models gpt2 bert --schemes alibi t5" runs a part.
-test-upstream: install  ## run transformers' own model tests on variants and compare with stock; takes hours
+test-upstream: install  ## run transformers' own model tests on variants and compare with stock; takes hours, rerun to resume
 	$(BIN)/python $(PIP_INSTALL) '.[upstream]'
-	$(BIN)/python -m scripts.upstream $(SUITE) $(UPSTREAM)
+	$(BIN)/python -m scripts.upstream $(SUITE) --workers $(WORKERS) $(UPSTREAM)
 
 coverage: install  ## measure line coverage of the fast tests; fails below 90% in schemes, attention and patches
 	$(PYTEST) -n $(WORKERS) --cov --cov-report=term

@@ -243,8 +243,10 @@ def options(command: str) -> str:
 def reliability() -> str:
     """How much the tests of each promise cover."""
     from scripts.reliability import read_results, table_rows
+    from scripts.upstream.record import table_row
 
-    return markdown_table(["promise", "tests", "cases in them", "last run"], table_rows(read_results()))
+    rows = [*table_rows(read_results()), table_row()]
+    return markdown_table(["promise", "tests", "cases in them", "last run"], rows)
 
 
 def scaling(name: str) -> str:

@@ -1,13 +1,19 @@
-"""Compare transformers' own tests of variants with those of stock models: `make test-upstream SUITE=checkout`."""
+"""Compare transformers' own tests of variants with those of stock models: `make test-upstream SUITE=checkout`.
+
+Runs without deviations are recorded in benchmarks/upstream.json, and not repeated for the same release.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +21,7 @@ from hf_posenc import list_schemes
 from hf_posenc.model_types import MODEL_TYPES
 
 from .comparison import Outcomes, deviations
+from .record import add_to_record, is_done, summarize
 
 INITIALIZER_RANGE = 0.3
 LEFT_OUT = {
@@ -72,32 +79,58 @@ def run_suite(checkout: Path, file: Path, scheme: Any, results: Path, only: str)
     return {record["test"]: record for record in outcomes}
 
 
+def parse_scheme(name: str) -> Any:
+    """A scheme from its name, or from JSON."""
+    return json.loads(name) if name.startswith(("{", "[")) else name
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="checkout of transformers, of about the installed release")
     parser.add_argument("--models", nargs="+", help="model types; all that have a suite by default")
-    parser.add_argument("--schemes", nargs="+", default=list_schemes(), help="scheme names, or JSON; all by default")
-    parser.add_argument("--only", default="", help="pattern of the tests to run")
+    parser.add_argument(
+        "--schemes", nargs="+", default=list(list_schemes()), help="scheme names, or JSON; default: all"
+    )
+    parser.add_argument("--only", default="", help="pattern of the tests to run; such runs are not recorded")
+    parser.add_argument("--again", action="store_true", help="repeat recorded runs")
+    parser.add_argument("--workers", type=int, default=1, help="suites to run at a time")
     parser.add_argument("--results", type=Path, default=Path("build/upstream"), help="where outcomes and logs go")
     arguments = parser.parse_args()
     files = suites(arguments.checkout)
     unknown = [name for name in arguments.models or () if name not in files]
     if unknown or not files:
         raise SystemExit(f"No suite for {', '.join(unknown) or 'any model type'} in {arguments.checkout}")
+    repeat = arguments.again or bool(arguments.only)
     total = 0
     for model_type in arguments.models or files:
-        where, run = arguments.results / model_type, (arguments.checkout, files[model_type])
-        stock = run_suite(*run, None, where / "stock.jsonl", arguments.only)
+        names = [name for name in arguments.schemes if repeat or not is_done(model_type, name)]
+        if names:
+            total += compare(model_type, files[model_type], names, arguments)
+    sys.exit(bool(total))
+
+
+def compare(model_type: str, file: Path, names: list[str], arguments: argparse.Namespace) -> int:
+    """Run the suite of a model type on the stock model and with each scheme; the number of deviations."""
+    where, total = arguments.results / model_type, 0
+
+    def run(name: str | None) -> Outcomes:
+        results = where / (re.sub(r"[^\w.-]+", "_", name or "stock") + ".jsonl")
+        return run_suite(arguments.checkout, file, name and parse_scheme(name), results, arguments.only)
+
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        running = {name: pool.submit(partial(run, name)) for name in (None, *names)}
+        stock = running[None].result()
         print(f"{model_type}, stock: {dict(Counter(record['outcome'] for record in stock.values()))}", flush=True)
-        for number, name in enumerate(arguments.schemes):
-            scheme = json.loads(name) if name.startswith(("{", "[")) else name
-            variant = run_suite(*run, scheme, where / f"{number}.jsonl", arguments.only)
+        for name in names:
+            variant = running[name].result()
             differences = deviations(stock, variant)
             total += len(differences)
+            if not arguments.only:
+                add_to_record(model_type, name, summarize(stock, variant))
             print(f"{model_type}, {name}: {len(differences)} deviations in {len(variant)} tests", flush=True)
             for kind, test, reason in differences:
                 print(f"  {kind}: {test}  {' '.join(reason.split())[:200]}", flush=True)
-    sys.exit(bool(total))
+    return total
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scripts.upstream import record
 from scripts.upstream.__main__ import run_suite, suites
 from scripts.upstream.comparison import deviations
 
@@ -66,6 +67,25 @@ def test_every_kind_of_deviation() -> None:
         "wakes": "fails",
     }
     assert deviations(stock, stock) != [], "a stock model in place of a variant is seen"
+
+
+def test_runs_are_recorded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "upstream.json"
+    assert record.table_row(path)[1:] == ["not counted yet", "", ""]
+    stock = {"first": outcome(stock=1), "second": outcome(stock=1), "third": outcome("skipped")}
+    variant = {"first": outcome(variant=1), "second": outcome(variant=1), "third": outcome("skipped")}
+    good = record.summarize(stock, variant)
+    bad = record.summarize(stock, {**variant, "second": outcome("failed", variant=1)})
+    record.add_to_record("gpt2", "alibi", bad, path)
+    assert not record.is_done("gpt2", "alibi", path)
+    assert record.table_row(path)[1:3] == ["1, and 1 that deviate", "1 model types, 1 schemes, 1 pairs of them"]
+    record.add_to_record("gpt2", "alibi", good, path)
+    record.add_to_record("bert", "alibi", good, path)
+    assert record.is_done("gpt2", "alibi", path)
+    assert not record.is_done("gpt2", "t5", path)
+    assert record.table_row(path)[1:3] == ["4", "2 model types, 1 schemes, 2 pairs of them"]
+    monkeypatch.setattr(record, "version", lambda name: "6.0")
+    assert not record.is_done("gpt2", "alibi", path), "another release is tested again"
 
 
 @pytest.mark.slow
