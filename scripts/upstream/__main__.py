@@ -123,10 +123,11 @@ def compare(model_type: str, file: Path, names: list[str], arguments: argparse.N
         print(f"{model_type}, stock: {dict(Counter(record['outcome'] for record in stock.values()))}", flush=True)
         for name in names:
             variant = running[name].result()
-            differences = deviations(stock, variant)
+            scheme = parse_scheme(name)
+            differences = deviations(stock, variant, scheme)
             total += len(differences)
             if not arguments.only:
-                add_to_record(model_type, name, summarize(stock, variant))
+                add_to_record(model_type, name, summarize(stock, variant, scheme))
             print(f"{model_type}, {name}: {len(differences)} deviations in {len(variant)} tests", flush=True)
             for kind, test, reason in differences:
                 print(f"  {kind}: {test}  {' '.join(reason.split())[:200]}", flush=True)

@@ -27,11 +27,11 @@ def add_to_record(model_type: str, scheme: str, summary: dict[str, Any], path: P
     path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def summarize(stock: Outcomes, variant: Outcomes) -> dict[str, Any]:
+def summarize(stock: Outcomes, variant: Outcomes, scheme: Any) -> dict[str, Any]:
     """How many tests ran on variants, how many deviated, and with which release of transformers."""
     return {
         "tests": sum(record["outcome"] == "passed" for record in variant.values()),
-        "deviations": len(deviations(stock, variant)),
+        "deviations": len(deviations(stock, variant, scheme)),
         "transformers": version("transformers"),
         "date": datetime.date.today().isoformat(),
     }

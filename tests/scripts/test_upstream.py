@@ -57,7 +57,7 @@ def test_every_kind_of_deviation() -> None:
         "broken": outcome("failed", variant=1),
         "test_model_rope_scaling_0": outcome("failed", variant=1),
     }
-    kinds = {test: kind for kind, test, _ in deviations(stock, variant)}
+    kinds = {test: kind for kind, test, _ in deviations(stock, variant, "alibi")}
     assert kinds == {
         "fails": "fails",
         "skips": "is skipped",
@@ -66,7 +66,21 @@ def test_every_kind_of_deviation() -> None:
         "is_lost": "not run",
         "wakes": "fails",
     }
-    assert deviations(stock, stock) != [], "a stock model in place of a variant is seen"
+    assert deviations(stock, stock, "alibi") != [], "a stock model in place of a variant is seen"
+
+
+def test_excuses_are_for_one_scheme_and_one_failure() -> None:
+    shape = "AssertionError: torch.Size([4, 2, 9, 17]) != (4, 2, 9, 16)"
+    stock = {"test_cache": outcome(stock=1), "test_custom_4d_mask": outcome(stock=1)}
+    variant = {
+        "test_cache": outcome("failed", shape, variant=1),
+        "test_custom_4d_mask": outcome("failed", "this scheme sums over the tokens between query and key", variant=1),
+    }
+    for scheme in ("forget", {"type": "forget", "form": "cable"}):
+        assert not deviations(stock, variant, scheme)
+    assert len(deviations(stock, variant, "alibi")) == 2
+    variant["test_cache"]["reason"] = "AssertionError: Tensor-likes are not close!"
+    assert [test for _, test, _ in deviations(stock, variant, "forget")] == ["test_cache"]
 
 
 def test_runs_are_recorded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +88,8 @@ def test_runs_are_recorded_and_counted(tmp_path: Path, monkeypatch: pytest.Monke
     assert record.table_row(path)[1:] == ["not counted yet", "", ""]
     stock = {"first": outcome(stock=1), "second": outcome(stock=1), "third": outcome("skipped")}
     variant = {"first": outcome(variant=1), "second": outcome(variant=1), "third": outcome("skipped")}
-    good = record.summarize(stock, variant)
-    bad = record.summarize(stock, {**variant, "second": outcome("failed", variant=1)})
+    good = record.summarize(stock, variant, "alibi")
+    bad = record.summarize(stock, {**variant, "second": outcome("failed", variant=1)}, "alibi")
     record.add_to_record("gpt2", "alibi", bad, path)
     assert not record.is_done("gpt2", "alibi", path)
     assert record.table_row(path)[1:3] == ["1, and 1 that deviate", "1 model types, 1 schemes, 1 pairs of them"]
@@ -103,5 +117,5 @@ def test_a_suite_is_run_with_a_scheme(tmp_path: Path) -> None:
         "test_of_nothing": "skipped",
     }
     assert all(record["built"].get("variant") for record in variant.values() if record["outcome"] != "skipped")
-    differences = deviations(stock, variant)
+    differences = deviations(stock, variant, "alibi")
     assert [(kind, test.split("::")[-1]) for kind, test, _ in differences] == [("fails", "test_longer_than_the_table")]
