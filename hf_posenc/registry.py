@@ -64,6 +64,7 @@ class SchemeInfo:
     formula: str
     cost: str
     neutral: str
+    tested_against: str
     extends: bool
     options: dict[str, OptionInfo]
 
@@ -96,7 +97,7 @@ def describe(scheme: type[Scheme]) -> SchemeInfo:
         options |= {"layers": LAYERS, "except_layers": EXCEPT_LAYERS}
     summary = (scheme.__doc__ or "").strip().splitlines()[0]
     facts = (scheme.name, summary, scheme.paper, scheme.kind, scheme.formula, scheme.cost, scheme.neutral)
-    return SchemeInfo(*facts, scheme.extends, options)
+    return SchemeInfo(*facts, scheme.tested_against, scheme.extends, options)
 
 
 def list_schemes() -> dict[str, SchemeInfo]:

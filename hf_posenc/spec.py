@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from .errors import PosEncError
 from .registry import SCHEMES
 from .schemes import ModelShape, Options, Scheme
 from .schemes.base import LAYER_SEAMS
-from .validation import MAX_LAYERS, MAX_SCHEMES, check_json_limits, truncate_repr
+from .schemes.other_names import OTHER_NAMES
+from .validation import MAX_LAYERS, MAX_SCHEMES, check_json_limits, did_you_mean, truncate_repr
 
 PositionScheme: TypeAlias = str | dict[str, Any] | list[str | dict[str, Any]]
 """The value of `position_scheme`: `"rope"`, `{"type": "t5", "num_buckets": 64}`, or a list of these."""
@@ -23,31 +23,6 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 LAYER_KEYS = ("layers", "except_layers")
 COMMON_KEYS = ("type", *LAYER_KEYS)
 NO_POSITIONS = "none"
-OTHER_NAMES = {
-    "absolute": '"learned"',
-    "dynamic": '{"type": "rope", "scaling": {"rope_type": "dynamic", "factor": 2.0}}',
-    "drope": '"none", recalibrated by hf-posenc train --recipe drope',
-    "fope": '{"type": "rope", "fourier": 0.3}',
-    "linear": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
-    "longrope": '{"type": "rope", "scaling": {"rope_type": "longrope", ...}}',
-    "longrope2": '{"type": "rope", "scaling": {"rope_type": "longrope", ...}}',
-    "llama3": '{"type": "rope", "scaling": {"rope_type": "llama3", ...}}',
-    "no_positions": '"none"',
-    "nope": '"none"',
-    "ntk": '{"type": "rope", "scaling": {"rope_type": "dynamic", "factor": 2.0}}, or a larger theta: '
-    '{"type": "rope", "theta": 80000.0}',
-    "pi": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
-    "p_rope": '{"type": "rope", "frequency_fraction": 0.75}',
-    "position_interpolation": '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}',
-    "relative": '"t5" or "shaw"',
-    "relative_key": '{"type": "shaw", "values": false}',
-    "relative_key_query": '{"type": "shaw", "values": false, "query_term": true}',
-    "resonance_rope": '{"type": "rope", "resonance": true}',
-    "rotary": '"rope"',
-    "stock": '"learned" or "rope", whichever the architecture has, or no position_scheme',
-    "yarn": '{"type": "rope", "scaling": {"rope_type": "yarn", "factor": 4.0}}',
-}
-"""Names that other packages or papers use, and how to write the same thing here."""
 LayerSelection: TypeAlias = list[int] | str
 """Layer indices, a slice such as "3::4", or a layer type such as "full_attention"."""
 
@@ -234,7 +209,7 @@ def _parse_item(item: object) -> SchemeSpec:
     for key in values:
         if key not in option_names:
             valid = [*option_names, *(COMMON_KEYS[:1] if scheme.at_input else COMMON_KEYS)]
-            raise PosEncError(f"{scheme.name}: unknown option {truncate_repr(key)}{_did_you_mean(key, valid)}")
+            raise PosEncError(f"{scheme.name}: unknown option {truncate_repr(key)}{did_you_mean(key, valid)}")
     try:
         options = scheme.Options(**values)
     except ValueError as error:
@@ -269,12 +244,4 @@ def _is_layer_index(value: object) -> bool:
 def _other_name(name: object) -> str:
     """The end of an error message about an unknown scheme: how it is spelled here, if another package has the name."""
     known = OTHER_NAMES.get(name.lower().replace("-", "_")) if isinstance(name, str) else None
-    return _did_you_mean(name, SCHEMES) if known is None else f"; write {known}"
-
-
-def _did_you_mean(name: object, valid: Iterable[str]) -> str:
-    """The end of an error message: the closest valid name, if any is close, and all of them."""
-    names = sorted(valid)
-    close = difflib.get_close_matches(truncate_repr(name).strip("'")[:80], names, n=1, cutoff=0.5)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"{hint}; expected one of {names}"
+    return did_you_mean(name, SCHEMES) if known is None else f"; write {known}"

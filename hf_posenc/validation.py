@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -48,6 +49,14 @@ def truncate_repr(value: object, to_text: Callable[[Any], str] = repr) -> str:
     except (TypeError, ValueError, RecursionError):  # an integer of thousands of digits; a list that contains itself
         return f"a {type(value).__name__} too long to show"
     return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}... ({len(text):,} characters)"
+
+
+def did_you_mean(name: object, valid: Iterable[str]) -> str:
+    """The end of an error message: the closest valid name, if any is close, and all of them."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(truncate_repr(name).strip("'")[:80], names, n=1, cutoff=0.5)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"{hint}; expected one of {names}"
 
 
 def check_json_limits(

@@ -115,7 +115,7 @@ def explain(model: nn.Module) -> Explanation:
 def build_explanation(model: nn.Module) -> Explanation:
     """What `explain` prints. A model on the meta device is treated as one on the CPU."""
     bases = base_models(model)
-    at_input = tuple(scheme.name for base in bases for scheme in base.position_scheme if scheme.at_input)
+    at_input = tuple(_describe_input(scheme) for base in bases for scheme in base.position_scheme if scheme.at_input)
     return Explanation(at_input, tuple(report for base in bases for report in _layer_reports(base)))
 
 
@@ -166,6 +166,11 @@ def _situations(terms: list[Any], parameter: torch.Tensor, head_size: int) -> di
 def _describe(scheme: Scheme, seam: str) -> str:
     details = scheme.details(seam)
     return f"{scheme.name}: {seam}" + (f" ({details})" if details else "")
+
+
+def _describe_input(scheme: Scheme) -> str:
+    details = scheme.details("embed")
+    return scheme.name + (f" ({details})" if details else "")
 
 
 def _score_terms(module: PosEncAttention, layer: LayerSchemes, base: PreTrainedModel) -> list[Any]:

@@ -16,6 +16,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from hf_posenc.config import STOCK_LENGTH_KEY
 from hf_posenc.errors import PosEncError
 from hf_posenc.schemes import Scheme
+from hf_posenc.validation import MAX_SIZES, truncate_repr
 
 from .architecture import Architecture
 from .families import find_architecture
@@ -25,9 +26,10 @@ FIXED_ROPE_TYPES = ("default", "linear")
 
 
 def check_max_length(schemes: Iterable[Scheme], max_length: int) -> None:
-    """Raise `PosEncError` for a length that is not positive, or longer than the table of a scheme."""
-    if max_length < 1:
-        raise PosEncError(f"max_length must be at least 1, got {max_length}")
+    """Raise `PosEncError` for a length that no model has, or that is longer than the table of a scheme."""
+    longest = MAX_SIZES["max_position_embeddings"]
+    if not 1 <= max_length <= longest:
+        raise PosEncError(f"max_length must be between 1 and {longest:,}, got {truncate_repr(max_length)}")
     for scheme in schemes:
         table_length = None if scheme.extends else getattr(scheme, "max_positions", None)
         if table_length is not None and max_length > table_length:

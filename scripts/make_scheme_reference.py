@@ -76,7 +76,9 @@ EXTENSIONS = """\
 `{"type": "rope", "extend": {"method": "self_extend", "window": 512, "group": 4}}`. Near keys keep their rotation. For
 far keys, queries and keys are rotated to other positions, and one softmax covers both. Inputs without far keys are
 bit-identical to those without `extend`. It works with `sdpa` and `eager` attention, in causal models, from Dynamic and
-Static caches, and cannot be combined with score terms in the same layer.
+Static caches, and cannot be combined with score terms in the same layer. It has no parameters. Keys are rotated and
+attended to a second time for far distances (with `dca`, a third time). Without gradients, memory stays linear in the
+length.
 [Choosing a scheme](choosing.md#i-want-4x-context-on-my-model) compares the methods.
 
 With query position i, key position j and distance m = i - j, the remapped distance is:
@@ -103,6 +105,8 @@ def _entry(info: SchemeInfo) -> Iterator[str]:
     yield f"- Cost: {info.cost}"
     yield f"- Beyond the trained length: {'runs' if info.extends else 'raises an error at the end of its table'}"
     yield f"- Neutral start: {info.neutral}"
+    if info.tested_against:
+        yield f"- Tested against: {info.tested_against}"
     if info.options:
         yield "\n| option | default | type | description |"
         yield "| --- | --- | --- | --- |"

@@ -137,6 +137,7 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
         formula: What it computes, for query i, key j and r = j - i.
         cost: Its parameters, and what it computes beyond plain attention.
         neutral: Which parameters start at zero, so that adding the scheme to the model's own encoding changes nothing.
+        tested_against: What the tests compare it with.
         recommended: Options with which it recovers most of a checkpoint's quality when it replaces another encoding.
         extends: Whether a trained model runs past its trained length at all (not how well).
         inherits_rotation: Whether options that are not set come from the checkpoint's own rotary settings.
@@ -167,6 +168,7 @@ class Scheme(ParameterModule, Generic[OptionsT, PreparedT]):
     formula: ClassVar[str] = ""
     cost: ClassVar[str] = ""
     neutral: ClassVar[str] = "no parameters"
+    tested_against: ClassVar[str] = ""
     recommended: ClassVar[dict[str, Any]] = {}
     inherits_rotation: ClassVar[bool] = False
     at_input: ClassVar[bool] = False

@@ -24,6 +24,7 @@ class Cope(Scheme[CopeOptions, torch.dtype]):
     formula = "q_i.k_j / sqrt(d) + q_i.e[p_ij], p_ij = sum over t = j..i of sigmoid(q_i.k_t / sqrt(d)), clamped"
     cost = "one table per layer; gates and counts of queries x keys per head"
     neutral = "`table` is 0, as in the paper"
+    tested_against = "a loop over the formula, pair by pair"
     needs_distances = False
     reads_positions = False
     Options = CopeOptions

@@ -61,6 +61,7 @@ class Deberta(Scheme[DebertaOptions, torch.Tensor]):
     formula = "[q_i.k_j + q_i.K_delta + k_j.Q_delta] / sqrt(d (1 + terms)), K and Q from a table by delta = i - j"
     cost = "one table, two scalars per head and layer, v1's projections; queries and keys x rows, gathers"
     neutral = "`position_gain` and `content_change` are 0; the papers fix them at 1 and 1 / sqrt(1 + terms) - 1"
+    tested_against = "DebertaV2 and Deberta (v1) of Transformers; a loop over the formula, pair by pair"
     Options = DebertaOptions
     table: torch.Tensor
 

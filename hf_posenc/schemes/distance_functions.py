@@ -52,6 +52,7 @@ class Alibi(Scheme[AlibiOptions, torch.Tensor]):
     formula = "q.k / sqrt(d) - m_h |r|"
     cost = "no parameters, or one slope per head (and layer); one bias vector per head"
     neutral = '`slopes` are 0 with `learned` and `init` = "neutral"'
+    tested_against = "BLOOM and MPT of Transformers"
     recommended = {"learned": "per_layer"}
     Options = AlibiOptions
     slopes: torch.Tensor
@@ -93,6 +94,7 @@ class Kerple(Scheme[KerpleOptions, torch.Tensor]):
     formula = "q.k / sqrt(d) - p ln(1 + a |r|), or - a |r|^p"
     cost = "two scalars per head and layer; one bias vector per head"
     neutral = "`p` (log) or `a` (power) is 0"
+    tested_against = "a loop over the formula"
     Options = KerpleOptions
 
     def layer_module(self) -> LayerParameters:
@@ -123,6 +125,7 @@ class Sandwich(Scheme[Options, torch.Tensor]):
     kind = Kind.DISTANCE
     formula = "q.k / sqrt(d) + (sum_k cos(r / 10000^(k/64)) - 64) / (8 h / H)"
     cost = "no parameters; one bias vector per head"
+    tested_against = "a loop over the formula"
 
     def prepare(self, positions: Positions) -> torch.Tensor:
         pairs, heads = SANDWICH_WIDTH // 2, self.shape.num_heads

@@ -54,6 +54,7 @@ class Fire(Scheme[FireOptions, Prepared]):
     formula = "q.k / sqrt(d) + f(ln(c |r| + 1) / ln(c max(i, L) + 1)), f an MLP 1 -> 32 -> H"
     cost = "a small MLP per layer; a bias of queries x keys per head, as it depends on i too"
     neutral = "`outer_weight` and `outer_bias` are 0"
+    tested_against = "an MLP applied to every pair"
     Options = FireOptions
 
     def layer_module(self) -> LayerParameters:

@@ -26,6 +26,7 @@ class Sinusoidal(InputScheme[SinusoidalOptions]):
     paper = "Vaswani et al. 2017, https://arxiv.org/abs/1706.03762"
     formula = "x_i + [sin(i / base^(2k/E)), cos(i / base^(2k/E))]"
     cost = "no parameters; one table per forward pass"
+    tested_against = "the tables of DistilBERT and RoFormer of Transformers"
     Options = SinusoidalOptions
 
     def position_embeddings(self, positions: Positions) -> torch.Tensor:
@@ -70,6 +71,7 @@ class Polynomial(InputScheme[PolynomialOptions]):
     paper = NO_PAPER
     formula = "x_i + sum_k T_k(t_i) w_k, t_i = 2 min(i, n - 1) / (n - 1) - 1, T_k Chebyshev, w_k orthonormal"
     cost = "no parameters; one table per forward pass"
+    tested_against = "NumPy's Chebyshev polynomials, along orthonormal directions"
     Options = PolynomialOptions
 
     def __init__(self, options: PolynomialOptions, shape: ModelShape) -> None:
@@ -99,6 +101,7 @@ class Exponential(InputScheme[ExponentialOptions]):
     paper = NO_PAPER
     formula = "x_i + sum_k exp(-n^(k / (rates - 1)) i / n) w_k, w_k orthonormal"
     cost = "no parameters; one table per forward pass"
+    tested_against = "a loop over the formula"
     Options = ExponentialOptions
 
     def __init__(self, options: ExponentialOptions, shape: ModelShape) -> None:

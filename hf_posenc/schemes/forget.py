@@ -55,6 +55,7 @@ class Forget(Scheme[ForgetOptions, None]):
         "(two in half precision)"
     )
     neutral = "`strength` (s, not in the papers) is 0"
+    tested_against = "a loop over tokens"
     needs_distances = False
     reads_positions = False
     Options = ForgetOptions

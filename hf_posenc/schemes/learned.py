@@ -77,6 +77,7 @@ class Learned(InputScheme[LearnedOptions]):
     formula = "x_i + p_i"
     cost = "one row per position; a lookup. GPT-2 and BERT keep their table, LLaMA gets a new one"
     neutral = "`weight` is 0 (LLaMA); GPT-2 and BERT keep their table"
+    tested_against = "the stock model, bit-identical; a stock LLaMA with the table added; loops for `extend`"
     extends = False
     Options = LearnedOptions
     weight: torch.Tensor
@@ -143,6 +144,7 @@ class Window(InputScheme[WindowOptions]):
     formula = "x_i + a_(i mod w) + b_min(i div w, last)"
     cost = "w rows, and one per window; two lookups"
     neutral = "`offsets` and `windows` are 0"
+    tested_against = "the stock model with both tables added"
     Options = WindowOptions
     offsets: torch.Tensor
     windows: torch.Tensor

@@ -108,6 +108,10 @@ class InputScheme(Scheme[MixOptionsT, None], abc.ABC):
             )
         return None
 
+    def details(self, seam: str) -> str:
+        keeps_tokens = self.needs_context and self.shape.causal and seam == "embed"
+        return "keeps token embeddings in one more layer of the KV cache" if keeps_tokens else ""
+
     @abc.abstractmethod
     def position_embeddings(self, positions: Positions) -> torch.Tensor:
         """Compute the embedding of each token's position: (B or 1, Q, P), with P = `self.position_size`."""

@@ -11,4 +11,5 @@ class NoPositions(Scheme):
     kind = Kind.NOTHING
     formula = "q.k / sqrt(d)"
     cost = "none. With `layers`, only these have no positions, and the others keep the model's own rotary encoding"
+    tested_against = "the stock model without its positions"
     reads_positions = False

@@ -17,7 +17,7 @@ import torch
 from typing_extensions import Self
 
 from ..errors import PosEncError
-from ..validation import truncate_repr
+from ..validation import did_you_mean, truncate_repr
 from .options import Options, option
 
 
@@ -102,6 +102,8 @@ class LeakyRerope(WindowOptions):
     k: float = option(16.0, "tokens that share one step of distance beyond the window", minimum=1, maximum=1e6)
 
     def reach(self, trained_length: int) -> int | None:
+        if self.near_length >= trained_length:
+            return trained_length
         return self.near_length + max(int(self.k * (trained_length - 1 - self.near_length)) + 1, 0)
 
     def far_positions(self, queries_BQ: torch.Tensor, keys_BK: torch.Tensor) -> FarPositions:
@@ -122,6 +124,8 @@ class SelfExtend(WindowOptions):
 
     def reach(self, trained_length: int) -> int | None:
         window = self.near_length
+        if window >= trained_length:
+            return trained_length
         return max(self.group * (trained_length - window + window // self.group), window)
 
     def far_positions(self, queries_BQ: torch.Tensor, keys_BK: torch.Tensor) -> FarPositions:
@@ -139,7 +143,9 @@ class DualChunkAttention(Extension):
         "all others, with c = chunk_size + local_window - 1"
     )
     paper = "An et al. 2024, https://arxiv.org/abs/2402.17463"
-    chunk_size: int | None = option(None, "tokens of a chunk; keys of the query's own chunk are near", minimum=1)
+    chunk_size: int | None = option(
+        None, "tokens of a chunk, without `local_window`; keys of the query's own chunk are near", minimum=1
+    )
     local_window: int | None = option(
         None, "distances to the previous chunk that stay as they are, for queries at the start of a chunk", minimum=1
     )
@@ -193,11 +199,14 @@ def parse_extension(extend: dict[str, Any]) -> Extension:
     name = extend.get("method")
     method = METHODS.get(name) if isinstance(name, str) else None
     if method is None:
-        raise PosEncError(f"extend needs a method, one of {sorted(METHODS)}; got {truncate_repr(name)}")
+        if name is None:
+            example = '{"method": "self_extend", "window": 512, "group": 4}'
+            raise PosEncError(f"extend needs a method, one of {sorted(METHODS)}, as in {example}")
+        raise PosEncError(f"extend: unknown method {truncate_repr(name)}{did_you_mean(name, METHODS)}")
     valid = [field.name for field in dataclasses.fields(method)]
     values = {key: value for key, value in extend.items() if key != "method"}
     if unknown := [key for key in values if key not in valid]:
-        raise PosEncError(f"extend: {name} has no option {truncate_repr(unknown[0])}; expected some of {sorted(valid)}")
+        raise PosEncError(f"extend: {name} has no option {truncate_repr(unknown[0])}{did_you_mean(unknown[0], valid)}")
     try:
         return method(**values)
     except PosEncError as error:

@@ -48,7 +48,9 @@ class RopeOptions(Options):
     )
     scaling: dict[str, Any] | None = option(None, "as transformers' rope_parameters; None: the checkpoint's, or none")
     extend: dict[str, Any] | None = option(
-        None, "remap far distances, so that longer inputs need no training: a `method` and its options"
+        None,
+        "remap far distances, so that longer inputs need no training: a `method` (self_extend, rerope, leaky_rerope or "
+        "dca) and its options",
     )
 
     def __post_init__(self) -> None:
@@ -65,6 +67,10 @@ class Rope(Scheme[RopeOptions, Rotation | StockRotation]):
     kind = Kind.ROTATION
     formula = "q_i, k_j rotated by i and j times theta^(-2k/d), pair by pair"
     cost = "no parameters; two products per query and key. Runs on flash attention, but not with `extend`"
+    tested_against = (
+        "LLaMA (bit-identical), RoFormer, GPT-NeoX, GPT-J, Phi-3 and GLM of Transformers; loops over pairs of "
+        "features and distances for the other frequencies and `extend`"
+    )
     inherits_rotation = True
     Options = RopeOptions
 

@@ -25,6 +25,9 @@ class Shaw(Scheme[ShawOptions, torch.Tensor]):
     formula = "q_i.(k_j + a_clip(r)) / sqrt(d); output sum_j w_ij (v_j + b_clip(r))"
     cost = "tables of 2 max_distance + 1 rows per layer; queries x rows, weights x rows with `values`"
     neutral = "`keys` and `values` are 0"
+    tested_against = (
+        "Wav2Vec2-BERT's attention and BERT with `relative_key` (Transformers 4); a loop over the formula for values"
+    )
     Options = ShawOptions
 
     @classmethod

@@ -11,7 +11,7 @@ from ..errors import PosEncError
 from . import Kind, LayerParameters, LayerParams, ModelShape, Options, Positions, Scheme, option
 from .base import ParameterSpec
 
-FORM_OPTIONS = {"llama4": ("attn_scale", "floor_scale"), "ssmax": ("bias", "scale")}
+FORM_OPTIONS = {"llama4": ("attn_scale", "floor_scale", "offset"), "ssmax": ("bias", "scale")}
 
 
 class TemperatureOptions(Options):
@@ -20,6 +20,7 @@ class TemperatureOptions(Options):
     )
     attn_scale: float = option(0.1, "llama4: how fast the factor grows, as in Llama4TextConfig", minimum=0, maximum=100)
     floor_scale: int = option(8192, "llama4: positions per step; the factor of the first step is 1", minimum=1)
+    offset: int = option(1, "llama4: added to the position: 1 in Llama 4, 0 in Ministral 3", minimum=0, maximum=1)
     bias: bool = option(True, "ssmax: also learn b, which starts at 1; false: s log n alone, as in the paper")
     scale: float | None = option(
         None,
@@ -30,7 +31,7 @@ class TemperatureOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        defaults = {"attn_scale": 0.1, "floor_scale": 8192, "bias": True, "scale": None}
+        defaults = {"attn_scale": 0.1, "floor_scale": 8192, "offset": 1, "bias": True, "scale": None}
         for form, names in FORM_OPTIONS.items():
             changed = [name for name in names if getattr(self, name) != defaults[name]]
             if form != self.form and changed:
@@ -49,11 +50,12 @@ class Temperature(Scheme[TemperatureOptions, torch.Tensor]):
     paper = "Nakanishi 2025, https://arxiv.org/abs/2501.19399 (ssmax); transformers' Llama4TextAttention (llama4)"
     kind = Kind.TEMPERATURE
     formula = (
-        "t_i q_i.k_j / sqrt(d); llama4: t_i = 1 + attn_scale log(1 + floor((i + 1) / floor_scale)); "
+        "t_i q_i.k_j / sqrt(d); llama4: t_i = 1 + attn_scale log(1 + floor((i + offset) / floor_scale)); "
         "ssmax: t_i = s_h log n_i + b_h"
     )
     cost = "llama4: no parameters; ssmax: two scalars per head and layer; a product per query. Runs on flash attention"
-    neutral = "ssmax: `slope` (s) and `content_change` (b - 1) are 0; llama4: positions before floor_scale - 1"
+    neutral = "ssmax: `slope` (s) and `content_change` (b - 1) are 0; llama4: positions before floor_scale - offset"
+    tested_against = "Llama 4 and Ministral 3 of Transformers (llama4); a loop over the formula (ssmax)"
     needs_distances = False
     Options = TemperatureOptions
 
@@ -85,7 +87,7 @@ class Temperature(Scheme[TemperatureOptions, torch.Tensor]):
             assert positions.key_counts_BHQ is not None
             return positions.key_counts_BHQ.to(positions.dtype).log()
         tokens = positions.queries_BQ[:, None].clamp(min=0).to(positions.dtype)
-        steps = ((tokens + 1) / self.options.floor_scale).floor()
+        steps = ((tokens + self.options.offset) / self.options.floor_scale).floor()
         return 1 + self.options.attn_scale * steps.log1p()
 
     def content_scale(self, prepared: torch.Tensor, layer_params: LayerParams) -> torch.Tensor:

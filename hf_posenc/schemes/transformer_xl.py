@@ -28,6 +28,7 @@ class TransformerXL(Scheme[TransformerXLOptions, Prepared]):
     formula = "[(q_i + u).k_j + (q_i + v).W R_(i-j)] / sqrt(d), R sinusoids, all sines first"
     cost = "per layer a projection, and two vectors per head; queries x distances"
     neutral = "`key_projection`, `u` and `v` are 0"
+    tested_against = "XLNet of Transformers; a loop over the formula, pair by pair"
     needs_key_positions = True
     Options = TransformerXLOptions
 

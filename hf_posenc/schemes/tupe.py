@@ -60,6 +60,7 @@ class Tupe(Scheme[TupeOptions, Prepared]):
     formula = "[q_i.k_j + (p_i U_Q).(p_j U_K)] / sqrt(2 d) + b_h[bucket(r)], p normalized"
     cost = "one table and two projections, one scalar per head and layer; a product of positions per layer"
     neutral = "`query_projection`, `bias.weight`, `cls_row`, `cls_column` and `content_change` (not in the paper) are 0"
+    tested_against = "a loop over the formula, pair by pair"
     extends = False
     needs_key_positions = True
     Options = TupeOptions

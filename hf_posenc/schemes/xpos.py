@@ -38,6 +38,7 @@ class Xpos(Scheme[XposOptions, Decay]):
         "rope, with q_i times zeta^((i - c) / scale_base) and k_j divided by the same at j, zeta = (2k + 0.4 d) / 1.4 d"
     )
     cost = "no parameters; as rope"
+    tested_against = "a loop over the formula"
     Options = XposOptions
 
     def __init__(self, options: XposOptions, shape: ModelShape) -> None:

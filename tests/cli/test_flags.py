@@ -31,7 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ("max_length must be at least 1", "--max-length must be at least 1"),
+        ("max_length must be between 1 and 16", "--max-length must be between 1 and 16"),
         ("max_length=9 is longer than 8", "--max-length 9 is longer than 8"),
         ("layer 3 does not exist", "--layer 3 does not exist"),
         ("Unknown scheme 'x'", "Unknown --scheme 'x'"),

@@ -271,6 +271,8 @@ def test_a_length_that_cannot_be_set_is_refused() -> None:
         hf_posenc.set_max_length(tiny.model("bert", None, torch.float32), LONGER)
     with pytest.raises(PosEncError, match=f"longer than the {tiny.TRAINED_LENGTH} positions of learned"):
         hf_posenc.set_max_length(tiny.model("bert", "learned", torch.float32), LONGER)
+    with pytest.raises(PosEncError, match="max_length must be between 1 and 16,777,216, got 1180591620717411303424"):
+        hf_posenc.set_max_length(tiny.model("bert", "alibi", torch.float32), 2**70)
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = hf_posenc.retrofit(tiny.model("llama", None, torch.float32, rope_parameters=scaled), "rope")
     with pytest.raises(PosEncError, match="decides the angles of this model's scaled rotation"):

@@ -10,6 +10,7 @@ import torch
 import hf_posenc
 from hf_posenc.attention import function as attention
 from hf_posenc.attention.dispatch import AttentionPath, DispatchKey
+from hf_posenc.patches import build_explanation
 from tests.support import tiny_models as tiny
 from tests.support.cases import ARCHITECTURES, CASES, Case, pairs
 
@@ -94,3 +95,11 @@ def test_refusals_are_those_of_the_engine() -> None:
         model.set_attn_implementation("flex_attention")
         with pytest.raises(ValueError, match="dropout"):
             model.train()(tiny.tokens())
+
+
+def test_the_input_says_what_the_cache_keeps() -> None:
+    context = {"type": "sinusoidal", "mix": "attention", "query": "context"}
+    assert build_explanation(tiny.model("gpt2", context)).at_input == (
+        "sinusoidal (keeps token embeddings in one more layer of the KV cache)",
+    )
+    assert build_explanation(tiny.model("bert", context)).at_input == ("sinusoidal",), "an encoder has no cache"

@@ -21,8 +21,11 @@ from tests.support.extension import DCA, LEAKY, REROPE, SELF_EXTEND, remapped_di
     ("extend", "message"),
     [
         ({}, "extend needs a method, one of"),
-        ({"method": "longrope"}, "got 'longrope'"),
-        ({"method": "rerope", "group": 4}, r"rerope has no option 'group'; expected some of \['window'\]"),
+        ({"type": "dca"}, 'extend needs a method, one of .*, as in {"method"'),
+        ({"method": "longrope"}, "unknown method 'longrope'"),
+        ({"method": "SelfExtend"}, r"unknown method 'SelfExtend' \(did you mean 'self_extend'"),
+        ({"method": "rerope", "group": 4}, r"rerope has no option 'group'; expected one of \['window'\]"),
+        ({"method": "self_extend", "group_size": 4}, r"has no option 'group_size' \(did you mean 'group'"),
         ({"method": "self_extend", "window": 0}, "self_extend: window must be at least 1"),
         ({"method": "self_extend", "group": 2.5}, "group must be a whole number"),
         ({"method": "self_extend", "window": 10**30}, "window must be at most"),
@@ -91,6 +94,17 @@ def test_reach_is_the_last_length_within_the_trained_one(extend: dict[str, Any])
     reach = scheme.extension.reach(tiny.TRAINED_LENGTH)
     assert remapped_distance(extend, reach - 1, 0) <= tiny.TRAINED_LENGTH - 1
     assert remapped_distance(extend, reach, 0) > tiny.TRAINED_LENGTH - 1
+
+
+@pytest.mark.parametrize("window", [tiny.TRAINED_LENGTH - 1, tiny.TRAINED_LENGTH, 10 * tiny.TRAINED_LENGTH])
+@pytest.mark.parametrize("extend", [SELF_EXTEND, LEAKY, REROPE], ids=lambda extend: extend["method"])
+def test_reach_of_a_window_as_long_as_the_trained_length(extend: dict[str, Any], window: int) -> None:
+    """Near keys keep distances that were never trained, so the reach ends with the trained length."""
+    extend = {**extend, "window": window}
+    scheme = next(iter(tiny.model("llama", rope(extend)).model.position_scheme))
+    distances = [remapped_distance(extend, last, 0) for last in range(20 * tiny.TRAINED_LENGTH)]
+    beyond = [last for last, distance in enumerate(distances) if distance > tiny.TRAINED_LENGTH - 1]
+    assert scheme.extension.reach(tiny.TRAINED_LENGTH) == (beyond[0] if beyond else None)
 
 
 def test_defaults_follow_the_trained_length() -> None:

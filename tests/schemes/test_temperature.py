@@ -76,6 +76,28 @@ def test_llama4_form_equals_llama_4() -> None:
     torch.testing.assert_close(torch.cat(steps, 1), expected, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+def test_an_offset_of_zero_equals_ministral_3(offset: int) -> None:
+    """One, as in Llama 4, is the control."""
+    ministral = pytest.importorskip("transformers.models.ministral3", reason="this release has no Ministral 3")
+    llama = tiny.config("llama").to_dict()
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names += ("num_key_value_heads", "rms_norm_eps", "pad_token_id", "bos_token_id", "eos_token_id")
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    config = ministral.Ministral3Config(
+        **{name: llama[name] for name in names},
+        head_dim=8,
+        sliding_window=None,
+        rope_parameters={**rope, "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 3},
+    )
+    stock = tiny.randomise(ministral.Ministral3ForCausalLM(config).to(torch.float64)).eval()
+    model = llama_with_weights_of(stock, ["rope", {**LLAMA4, "floor_scale": 3, "attn_scale": 0.7, "offset": offset}])
+    ids = tiny.tokens(2, LENGTH)
+    with torch.no_grad():
+        difference = (model(ids).logits - stock(ids).logits).abs().max()
+    assert difference < tiny.tolerances("llama")["atol"] if offset == 0 else difference > 1e-4
+
+
 @pytest.mark.parametrize("changes", [{"floor_scale": 4}, {"attn_scale": 0.69}, {"attn_temperature_tuning": False}])
 def test_the_comparison_with_llama_4_can_fail(changes: dict[str, Any]) -> None:
     stock, ids = llama4(**changes), tiny.tokens(2, LENGTH)
