@@ -118,8 +118,7 @@ class VariantConfig:
         """Turn back into the stock config, dropping everything about the scheme."""
         for name in ("position_scheme", "_position_specs", "scheme_origin", BASE_MODEL_KEY):
             vars(self).pop(name, None)
-        if STOCK_LENGTH_KEY in vars(self):
-            self.max_position_embeddings = vars(self).pop(STOCK_LENGTH_KEY)
+        _restore_stock_length(self)
         _change_class(self, self.stock_class)
 
     def to_dict(self) -> dict[str, Any]:
@@ -298,7 +297,14 @@ def _become_variant(config: PreTrainedConfig, value: object) -> None:
         config.scheme_origin = SchemeOrigin.NEW
     elif config.scheme_origin is SchemeOrigin.LEGACY and specs != config.position_specs:
         config.scheme_origin = SchemeOrigin.NEW  # not what the checkpoint's old field says: nothing of it is stored
+    if vars(config).get("_position_specs", specs) != specs:
+        _restore_stock_length(config)  # how far the earlier scheme reads
     vars(config).update(position_scheme=value, _position_specs=specs)
+
+
+def _restore_stock_length(config: PreTrainedConfig) -> None:
+    if STOCK_LENGTH_KEY in vars(config):
+        config.max_position_embeddings = vars(config).pop(STOCK_LENGTH_KEY)
 
 
 def _become_stock(config: PreTrainedConfig) -> None:

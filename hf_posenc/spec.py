@@ -243,5 +243,6 @@ def _is_layer_index(value: object) -> bool:
 
 def _other_name(name: object) -> str:
     """The end of an error message about an unknown scheme: how it is spelled here, if another package has the name."""
-    known = OTHER_NAMES.get(name.lower().replace("-", "_")) if isinstance(name, str) else None
+    spelled = name.lower().replace("-", "_") if isinstance(name, str) else ""
+    known = f'"{spelled}"' if spelled in SCHEMES else OTHER_NAMES.get(spelled)
     return did_you_mean(name, SCHEMES) if known is None else f"; write {known}"

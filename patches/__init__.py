@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .head_layout import find_head_layout as find_head_layout
     from .heads import find_auto_class as find_auto_class
     from .legacy import rename_legacy_tables as rename_legacy_tables
+    from .lengths import check_config_length as check_config_length
     from .lengths import check_max_length as check_max_length
     from .lengths import config_length as config_length
     from .lengths import set_config_length as set_config_length
@@ -63,6 +64,7 @@ _MODULES = {
     "architecture_of": "live_models",
     "base_models": "variants",
     "build_explanation": "explanation",
+    "check_config_length": "lengths",
     "check_max_length": "lengths",
     "check_undivided": "tensor_parallel",
     "config_length": "lengths",

@@ -56,6 +56,8 @@ class Architecture:
     """Whether its attention scales queries itself, and asks the attention function not to."""
     position_axes: int = 1
     """How many axes its rotary positions have: three where images give tokens a time, a row and a column."""
+    has_sinks: bool = False
+    """Whether its attention has sinks: learned logits of no key."""
     layers_drop_kwargs: bool = False
     """Whether layers do not pass their keyword arguments on to attention."""
     rotates: Callable[[Any], bool] | None = None

@@ -48,7 +48,7 @@ class SchemeState:
     attentions_checked: bool = False
     """Whether `check_attentions` passed; the first forward calls it."""
     longest_input: int = 0
-    """The most tokens that a forward pass has read at once."""
+    """One more than the highest position that was read."""
     loaded_from: str = ""
     """The checkpoint that the stock model said it was loaded from."""
 
@@ -99,6 +99,12 @@ def plan_schemes(architecture: Architecture, config: PreTrainedConfig) -> Scheme
     if num_tables > 1:
         raise PosEncError("position_scheme lists 'learned' twice, but the architecture has one table; list it once")
     seams = [spec.seams for spec in specs]
+    caps_or_sinks = getattr(config, "attn_logit_softcapping", None) or architecture.has_sinks
+    if caps_or_sinks and any("value" in of_scheme for of_scheme in seams):
+        raise PosEncError(
+            f"{architecture.model_type} caps its attention logits or adds attention sinks, which cannot be combined "
+            'with terms that schemes add to the values: set "values": false, or use another scheme'
+        )
     state = SchemeState(
         position_scheme=copy.deepcopy(config.position_scheme),
         active=tuple(_layer_seams(architecture, schemes, seams, layers, layer) for layer in range(shape.num_layers)),

@@ -128,7 +128,7 @@ _RECORDS = [
     Architecture(model_type="ernie4_5", interleaved=True),
     Architecture(model_type="nanochat", reversed_rotation=True),
     Architecture(model_type="stablelm", layers_drop_kwargs=True),
-    Architecture(model_type="gpt_oss", angle_per_pair=True),
+    Architecture(model_type="gpt_oss", angle_per_pair=True, has_sinks=True),
     Architecture(model_type="nemotron", layers_drop_kwargs=True),
     Architecture(model_type="gpt_neox", self_attention="attention"),
     Architecture(model_type="modernbert", self_attention="attn", is_causal=lambda config: False),

@@ -8,6 +8,7 @@ and its stock modules are built.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,14 +22,14 @@ from hf_posenc.validation import MAX_SIZES, truncate_repr
 from .architecture import Architecture
 from .families import find_architecture
 
-FIXED_ROPE_TYPES = ("default", "linear")
-"""Stock rotations whose angles do not depend on `max_position_embeddings`."""
+_lock = threading.RLock()
+"""Held while a config names another length for a moment: threads may build models from one config."""
 
 
 def check_max_length(schemes: Iterable[Scheme], max_length: int) -> None:
     """Raise `PosEncError` for a length that no model has, or that is longer than the table of a scheme."""
     longest = MAX_SIZES["max_position_embeddings"]
-    if not 1 <= max_length <= longest:
+    if not isinstance(max_length, int) or not 1 <= max_length <= longest:
         raise PosEncError(f"max_length must be between 1 and {longest:,}, got {truncate_repr(max_length)}")
     for scheme in schemes:
         table_length = None if scheme.extends else getattr(scheme, "max_positions", None)
@@ -53,20 +54,49 @@ def config_length(config: PreTrainedConfig) -> int:
     return config.max_position_embeddings + architecture.extra_rows - first_row
 
 
-def set_config_length(config: PreTrainedConfig, max_length: int) -> bool:
+def check_config_length(schemes: Iterable[Scheme], config: PreTrainedConfig) -> None:
+    """Raise `PosEncError` if `max_position_embeddings` decides angles that the stock model computes."""
+    if not any(scheme.keeps_stock_rotation() for scheme in schemes):
+        return
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
+    for rotation in by_layer_type or [parameters]:
+        rope_type = rotation.get("rope_type", "default")
+        if rope_type == "dynamic" or (rope_type == "longrope" and rotation.get("factor") is None):
+            raise PosEncError(
+                f"max_position_embeddings decides the angles of the model's own {rope_type} rotation, so another "
+                'length would change what it computes; give the scaling in the scheme: {"type": "rope", "scaling": '
+                "{...}}"
+            )
+
+
+def set_config_length(
+    schemes: Iterable[Scheme], config: PreTrainedConfig, max_length: int, required: bool = True
+) -> bool:
     """Set `max_position_embeddings` of a variant's config; its schemes keep the trained length.
 
+    Args:
+        schemes: The schemes of the variant.
+        config: Its config.
+        max_length: The longest input, in tokens.
+        required: Raise `PosEncError` if a scheme or the rotation does not allow this length, instead of leaving it.
+
     Returns:
-        False if the field was left as it is, because it decides the angles of a scaled rotation.
+        Whether it was set.
     """
-    architecture = _architecture(config)
-    shape = architecture.shape(config)
-    rope_type = (shape.rope_parameters or {}).get("rope_type", "default")
-    if rope_type not in FIXED_ROPE_TYPES:
+    schemes = list(schemes)
+    try:
+        check_max_length(schemes, max_length)
+        check_config_length(schemes, config)
+    except PosEncError:
+        if required:
+            raise
         return False
+    architecture = _architecture(config)
     if not hasattr(config, STOCK_LENGTH_KEY):
         setattr(config, STOCK_LENGTH_KEY, config.max_position_embeddings)
-    config.max_position_embeddings = max_length + shape.table_first_row - architecture.extra_rows
+    first_row = architecture.shape(config).table_first_row
+    config.max_position_embeddings = max_length + first_row - architecture.extra_rows
     return True
 
 
@@ -77,11 +107,12 @@ def stock_length(config: Any) -> Iterator[None]:
     if length is None:
         yield
         return
-    longer, config.max_position_embeddings = config.max_position_embeddings, length
-    try:
-        yield
-    finally:
-        config.max_position_embeddings = longer
+    with _lock:
+        longer, config.max_position_embeddings = config.max_position_embeddings, length
+        try:
+            yield
+        finally:
+            config.max_position_embeddings = longer
 
 
 def _architecture(config: PreTrainedConfig) -> Architecture:

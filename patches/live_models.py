@@ -18,7 +18,7 @@ from .attach import attach, detach, init_live_weights, plan_schemes, with_scheme
 from .compat import checkpoint_name, set_checkpoint_name, swap_class, was_loaded
 from .families import find_architecture
 from .from_pretrained import keep_source_name
-from .lengths import check_max_length, set_config_length
+from .lengths import check_config_length, check_max_length, set_config_length
 from .replaced_configs import replace_configs, restore_configs
 from .rollback import unchanged_on_error
 from .saving import install_save_guard
@@ -199,6 +199,7 @@ def patched(position_scheme: PositionScheme) -> Iterator[None]:
 def _check_base(base: PreTrainedModel, architecture: Architecture) -> None:
     if isinstance(base, PosEncBaseModel):
         raise PosEncError("A part of the model already has a position scheme; call hf_posenc.restore on it first")
+    architecture.check_config(base.config)
     config_class = architecture.config_class
     if not isinstance(base.config, config_class):
         raise PosEncError(
@@ -240,11 +241,8 @@ def set_max_length(model: nn.Module, max_length: int) -> None:
         )
     for base in bases:
         check_max_length(base.position_scheme, max_length)
+        check_config_length(base.position_scheme, base.config)
     for base in bases:
-        if not set_config_length(base.config, max_length):
-            raise PosEncError(
-                "max_position_embeddings decides the angles of this model's scaled rotation, so another length would "
-                'change what it computes; give its scaling explicitly: {"type": "rope", "scaling": {...}}'
-            )
+        set_config_length(base.position_scheme, base.config, max_length)
     if hasattr(model, "max_seq_length"):
         model.max_seq_length = max_length  # type: ignore[assignment]

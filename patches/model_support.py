@@ -28,6 +28,7 @@ from .families import ARCHITECTURES
 from .import_hooks import forget_model_type, register_model_type
 from .self_test import TestBench, randomize, run_self_test
 from .tiny_configs import tiny_config
+from .unsupported import refusal_of
 from .variants import patched_scheme
 
 BACKENDS = ("sdpa", "eager")
@@ -104,7 +105,10 @@ def support(
         with _undisturbed():
             report = _test(model_type, find_candidate(model_or_type, config_class, trust_remote_code))
     except PosEncError as error:
-        raise PosEncError(f"hf_posenc cannot support model type {model_type!r}: {error}") from error.__cause__
+        refusal = refusal_of(model_type)
+        reason = f"{refusal.reason}. {refusal.way_out} (found by the test: {error})"
+        message = reason if refusal.is_structural else str(error)
+        raise PosEncError(f"hf_posenc cannot support model type {model_type!r}: {message}") from error.__cause__
     _supported[model_type] = report
     return report
 

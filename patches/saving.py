@@ -18,7 +18,7 @@ from hf_posenc.config import VariantConfig, add_sentinel
 from hf_posenc.errors import PosEncError
 from hf_posenc.model_types import VARIANT_PREFIX
 
-from .lengths import config_length
+from .lengths import check_config_length, check_max_length, config_length
 from .variants import base_models
 
 logger = logging.get_logger(__name__)
@@ -72,12 +72,21 @@ def _warn_of_shorter_config(model: PreTrainedModel) -> None:
     """Before a model is saved: warn if it has read longer inputs than its config names, where tools will cut them."""
     for base in base_models(model):
         length, longest = config_length(base.config), base.posenc.longest_input
-        if longest > length:
+        if longest > length and _can_be(base, longest):
             logger.warning_once(
                 f"This model has read inputs of {longest:,} tokens, but its config.json will say {length:,}, where "
                 "tools such as sentence-transformers cut inputs after loading it. To keep the longer length, call "
                 f"hf_posenc.set_max_length(model, {longest}) before saving."
             )
+
+
+def _can_be(base: Any, length: int) -> bool:
+    try:
+        check_max_length(base.position_scheme, length)
+        check_config_length(base.position_scheme, base.config)
+    except PosEncError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

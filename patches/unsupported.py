@@ -35,6 +35,8 @@ class Refusal:
 
     reason: str
     way_out: str
+    is_structural: bool = True
+    """Whether the structure of the type rules schemes out, so that no self-test could clear it."""
 
     def message(self, model_type: str) -> str:
         """The error message for a model type."""
@@ -59,7 +61,7 @@ def refusal_of(model_type: str) -> Refusal:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
-        return Refusal("transformers does not have it", "For remote code, call hf_posenc.support(config) first")
+        return Refusal("transformers does not have it", "For remote code, call hf_posenc.support(config) first", False)
     config_class = CONFIG_MAPPING[model_type]
     parts = getattr(config_class, "sub_configs", {})
     if "text_config" in parts:
@@ -67,7 +69,7 @@ def refusal_of(model_type: str) -> Refusal:
     reason = _reason(model_type, config_class, parts)
     if reason is not None:
         return Refusal(reason, _nearest(model_type))
-    return Refusal("it has no record", f"hf_posenc.support({model_type!r}) enables it if it passes a self-test")
+    return Refusal("it has no record", f"hf_posenc.support({model_type!r}) enables it if it passes a self-test", False)
 
 
 def refuse(model_type: str, subject: object = None) -> PosEncError:
@@ -140,15 +142,15 @@ def default_config(config_class: type) -> Any:
 
 
 def _nearest(model_type: str) -> str:
-    """Advice that names the supported type closest in name, if any is close."""
+    """Advice that names the supported type closest in name, or one of each kind."""
 
     def letters(name: str) -> str:
         return re.sub("[^a-z0-9]", "", name)
 
     name = letters(model_type)
     near = [known for known in MODEL_TYPES if name.startswith(letters(known)) or letters(known).startswith(name)]
-    example = f", such as {max(near, key=len)!r}" if near else ""
-    return f"Use a checkpoint of another type{example}"
+    examples = repr(max(near, key=len)) if near else "'qwen3' (a decoder) or 'modernbert' (an encoder)"
+    return f"Use a checkpoint of another type, such as {examples}"
 
 
 class RefusingField:

@@ -28,7 +28,7 @@ from hf_posenc.attention import (
 )
 from hf_posenc.config import SchemeOrigin, VariantConfig, variant_config_class
 from hf_posenc.errors import PosEncError
-from hf_posenc.schemes import is_tracing
+from hf_posenc.schemes import Positions, is_tracing
 from hf_posenc.spec import PositionScheme
 
 from .architecture import Architecture
@@ -195,7 +195,7 @@ class PosEncBaseModel(PosEncModel):
         )
         positions = resolved.positions
         if not tracing:
-            state.longest_input = max(state.longest_input, positions.queries_BQ.shape[-1])
+            state.longest_input = max(state.longest_input, _length_read(positions, has_position_ids))
         check_sequence_parallel(positions, has_position_ids)
         if self.architecture.fill_inputs is not None:
             self.architecture.fill_inputs(inputs)
@@ -218,6 +218,13 @@ class PosEncBaseModel(PosEncModel):
         if any(seams["score"] or seams["value"] for seams in state.active):
             check_direction(asked, state.causal)
         return asked
+
+
+def _length_read(positions: Positions, has_position_ids: bool) -> int:
+    """One more than the highest position of a forward pass, or what is known of it without waiting for a GPU."""
+    if positions.queries_BQ.device.type == "cpu":
+        return positions.length() or 0
+    return positions.length_bound or (0 if has_position_ids else positions.queries_BQ.shape[-1])
 
 
 def _split_position_axes(inputs: dict[str, Any], num_axes: int) -> torch.Tensor | None:

@@ -126,6 +126,9 @@ def test_except_layers(item: Any, chosen: Any) -> None:
         ("cable", '{"type": "forget", "form": "cable"}'),
         ("ssmax", '["rope", {"type": "temperature", "form": "ssmax"}]'),
         ("pose", "hf-posenc train --positions pose"),
+        ("ALiBi", '"alibi"'),
+        ("Transformer-XL", '"transformer_xl"'),
+        ("rpe", '"t5" or "shaw"'),
         ("pi", '{"type": "rope", "scaling": {"rope_type": "linear", "factor": 2.0}}'),
     ],
 )

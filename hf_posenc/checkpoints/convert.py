@@ -19,7 +19,6 @@ from torch import nn
 from ..errors import PosEncError
 from ..patches import (
     SchemePlan,
-    check_max_length,
     init_scheme_weights,
     plan_schemes,
     register_variants,
@@ -150,11 +149,9 @@ def convert_checkpoint(
     # Schemes are sized by the config, so the files must agree with it before they are built.
     check_base_weights(checkpoint.config, checkpoint.tensors)
     plan = plan_schemes(checkpoint.architecture, config)
-    if max_length is not None:
-        check_max_length(plan.schemes, max_length)
     length = max_length or table_length(plan.schemes, checkpoint.config)
-    if length is not None:
-        set_config_length(config, length)
+    if length is not None and not set_config_length(plan.schemes, config, length, required=max_length is not None):
+        length = None
     config.architectures = [f"PosEnc{name}" for name in checkpoint.config.architectures or []] or None
     layout = _ModelLayout.of(checkpoint)
     dropped, row_orders = _dropped_tensors(layout, plan), _row_orders(layout, plan, rotary_weights)

@@ -25,7 +25,14 @@ from ..checkpoints import (
     write_max_length,
 )
 from ..errors import PosEncError
-from ..patches import base_models, check_max_length, config_length, set_config_length, table_length
+from ..patches import (
+    base_models,
+    check_config_length,
+    check_max_length,
+    config_length,
+    set_config_length,
+    table_length,
+)
 from ..text_data import translate_data_errors
 from .arguments import (
     Stage,
@@ -145,7 +152,9 @@ def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport,
         state.set_dataset(dataset_fingerprint(rows))
     model = builder.build_student(rows, warm_start, report.measure)
     if request.max_length is not None:
-        check_max_length([scheme for base in base_models(model) for scheme in base.position_scheme], request.max_length)
+        for base in base_models(model):
+            check_max_length(base.position_scheme, request.max_length)
+            check_config_length(base.position_scheme, base.config)
     _choose_parameters(model, request, builder.objective)
     weights = recipe.loss_weights
     if teacher is not None and teacher.has_new_head:  # it predicts at random: learn from the labels instead
@@ -241,7 +250,8 @@ def _set_max_length(model: PreTrainedModel, builder: RunBuilder) -> int | None:
     max_length = request.max_length or max(trained_length, table_length(schemes, builder.config) or 0)
     if not bases or (request.max_length is None and max_length <= config_length(builder.config)):
         return None
-    set_config_length(bases[0].config, max_length)
+    if not set_config_length(schemes, bases[0].config, max_length, required=request.max_length is not None):
+        return None
     return max_length
 
 

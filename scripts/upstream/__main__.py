@@ -19,11 +19,14 @@ from typing import Any
 
 from hf_posenc import list_schemes
 from hf_posenc.model_types import MODEL_TYPES
+from hf_posenc.patches import ARCHITECTURES
 
 from .comparison import Outcomes, deviations
 from .record import add_to_record, is_done, summarize
 
 INITIALIZER_RANGE = 0.3
+CAUSAL_ONLY = ("cope", "forget")
+"""Schemes that count tokens from the query back to the key."""
 LEFT_OUT = {
     "the Hub": r"Integration|LanguageGeneration|Mask4DTestHard|test_model_from_pretrained|test_batch_generation|"
     r"test_pipeline_",
@@ -103,10 +106,18 @@ def main() -> None:
     repeat = arguments.again or bool(arguments.only)
     total = 0
     for model_type in arguments.models or files:
-        names = [name for name in arguments.schemes if repeat or not is_done(model_type, name)]
+        possible = [name for name in arguments.schemes if applies(model_type, parse_scheme(name))]
+        names = [name for name in possible if repeat or not is_done(model_type, name)]
         if names:
             total += compare(model_type, files[model_type], names, arguments)
     sys.exit(bool(total))
+
+
+def applies(model_type: str, scheme: Any) -> bool:
+    """Whether a scheme can be used on a model type: some are for causal models only."""
+    architecture = ARCHITECTURES[model_type]
+    is_encoder = not architecture.is_causal(architecture.config_class())
+    return not (is_encoder and (scheme if isinstance(scheme, str) else dict(scheme)["type"]) in CAUSAL_ONLY)
 
 
 def compare(model_type: str, file: Path, names: list[str], arguments: argparse.Namespace) -> int:

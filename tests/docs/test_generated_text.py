@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from packaging.version import Version
 
 from hf_posenc import list_schemes
 from hf_posenc.cli import app
@@ -41,7 +42,7 @@ def test_the_scheme_reference_is_current() -> None:
 
 def test_the_census_of_model_families_is_current() -> None:
     committed = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")
-    if page_version(committed) != transformers.__version__:
+    if Version(transformers.__version__) < Version(page_version(committed)):  # a newer one needs a new page
         pytest.skip(f"docs/families.md describes transformers {page_version(committed)}")
     assert committed == render_census(), "run `make census`"
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertModel, RobertaConfig, RobertaModel
+from transformers import AutoConfig, AutoModel, AutoTokenizer, RobertaConfig, XLMRobertaConfig
 from typer.testing import CliRunner
 
 import hf_posenc
 from hf_posenc.cli import app
 from hf_posenc.errors import PosEncError
-from hf_posenc.patches import max_positions, saving
-from tests.support import families
+from hf_posenc.patches import max_positions
 from tests.support import tiny_models as tiny
 from tests.support.word_level_tokenizer import saved, text, tokenizer
 
@@ -33,11 +32,13 @@ def save_embedder(directory: Path, model_type: str = "bert") -> Path:
     """A stock embedder with max pooling, which is not the default, normalization and prompts."""
     torch.manual_seed(0)
     config = tiny.config("bert")
-    if model_type == "roberta":
+    if model_type.endswith("roberta"):
         sizes = {key: getattr(config, key) for key in ("vocab_size", "hidden_size", "intermediate_size")}
         sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
         config = RobertaConfig(**sizes, max_position_embeddings=tiny.TRAINED_LENGTH + 1)
-    model_class: Any = BertModel if isinstance(config, BertConfig) else RobertaModel
+    if model_type == "xlm-roberta":
+        config = XLMRobertaConfig(**config.to_dict())
+    model_class: Any = type(AutoModel.from_config(config))
     tiny.randomise(model_class(config)).float().save_pretrained(directory)
     words = tokenizer(encoder=True)
     words.model_max_length = tiny.TRAINED_LENGTH
@@ -95,7 +96,7 @@ def assert_lengths(directory: Path, length: int) -> None:
     assert max_positions(config) == tiny.TRAINED_LENGTH, "schemes are built for the trained length"
 
 
-@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta"])
 @pytest.mark.parametrize("scheme", ["alibi", {"type": "polynomial"}], ids=["alibi", "polynomial"])
 def test_a_conversion_names_its_length(model_type: str, scheme: Any, tmp_path: Path) -> None:
     """`polynomial` is a function of the trained length, which must stay what it was."""
@@ -125,26 +126,6 @@ def test_a_table_that_ends_is_refused(tmp_path: Path) -> None:
     assert config.max_position_embeddings == LONGER
     assert max_positions(config) == tiny.TRAINED_LENGTH, "the size of the stored table"
     assert AutoModel.from_pretrained(tmp_path / "out")(tiny.tokens(1, LONGER)).last_hidden_state.isfinite().all()
-
-
-@pytest.mark.parametrize("model_type", ["bert", "roberta", "gpt2", "opt", "gpt_bigcode"])
-def test_an_extended_table_is_built_at_the_stock_length(model_type: str, tmp_path: Path) -> None:
-    """Its config names the longer length; the same scheme with the stock length is the control."""
-    scheme = {"type": "learned", "max_positions": LONGER, "extend": "interpolate"}
-    shorter = hf_posenc.retrofit(families.model(model_type), scheme)
-    ids = tiny.tokens(2, LONGER)
-    with torch.no_grad():
-        expected = shorter(ids).last_hidden_state
-    stock_length = shorter.config.max_position_embeddings
-    hf_posenc.set_max_length(shorter, LONGER)
-    assert shorter.config.max_position_embeddings == stock_length + LONGER - max_positions(shorter.config)
-    shorter.save_pretrained(tmp_path)
-    loaded, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report.values()), report
-    with torch.no_grad():
-        assert torch.equal(loaded.eval()(ids).last_hidden_state, expected)
-    assert type(loaded)(loaded.config).eval()(ids).last_hidden_state.shape == expected.shape
-    assert max_positions(loaded.config) == max_positions(shorter.config) < LONGER
 
 
 def test_an_extended_table_names_its_length_by_itself(tmp_path: Path) -> None:
@@ -186,11 +167,14 @@ def test_training_beyond_the_stock_length_names_that_of_the_rows(tmp_path: Path)
 
 @pytest.mark.slow
 @needs_sentence_transformers
-@pytest.mark.parametrize("how", ["converted", "trained"])
-def test_sentence_transformers(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "how"),
+    [("bert", "converted"), ("bert", "trained"), ("roberta", "converted"), ("xlm-roberta", "converted")],
+)
+def test_sentence_transformers(model_type: str, how: str, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    source, variant = save_embedder(tmp_path / "stock"), tmp_path / "variant"
+    source, variant = save_embedder(tmp_path / "stock", model_type), tmp_path / "variant"
     if how == "converted":
         hf_posenc.convert_checkpoint(source, "alibi", variant, max_length=LONGER)
     else:
@@ -247,33 +231,3 @@ def test_sentence_transformers_save_the_length_of_a_scheme_that_was_passed_on(sc
     assert (again.max_seq_length, forgotten.max_seq_length) == (LONGER, tiny.TRAINED_LENGTH)
     assert abs(again.encode(text_of_all) - expected).max() < 1e-6
     assert abs(forgotten.encode(text_of_all) - expected).max() > 1e-3
-
-
-def test_saving_warns_of_a_length_that_would_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(saving.logger, "warning_once", warnings.append)
-    model = tiny.model("bert", "alibi", torch.float32)
-    model(tiny.tokens(1, tiny.TRAINED_LENGTH))
-    model.save_pretrained(tmp_path)
-    assert not warnings
-    model(tiny.tokens(1, LONGER))
-    model.save_pretrained(tmp_path)
-    assert len(warnings) == 1
-    assert f"hf_posenc.set_max_length(model, {LONGER})" in warnings[0]
-    hf_posenc.set_max_length(model, LONGER)
-    model.save_pretrained(tmp_path)
-    assert len(warnings) == 1
-    assert AutoConfig.from_pretrained(tmp_path).max_position_embeddings == LONGER
-
-
-def test_a_length_that_cannot_be_set_is_refused() -> None:
-    with pytest.raises(PosEncError, match="BertForMaskedLM has no position scheme, so its length is fixed"):
-        hf_posenc.set_max_length(tiny.model("bert", None, torch.float32), LONGER)
-    with pytest.raises(PosEncError, match=f"longer than the {tiny.TRAINED_LENGTH} positions of learned"):
-        hf_posenc.set_max_length(tiny.model("bert", "learned", torch.float32), LONGER)
-    with pytest.raises(PosEncError, match="max_length must be between 1 and 16,777,216, got 1180591620717411303424"):
-        hf_posenc.set_max_length(tiny.model("bert", "alibi", torch.float32), 2**70)
-    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    model = hf_posenc.retrofit(tiny.model("llama", None, torch.float32, rope_parameters=scaled), "rope")
-    with pytest.raises(PosEncError, match="decides the angles of this model's scaled rotation"):
-        hf_posenc.set_max_length(model, LONGER)

@@ -197,3 +197,21 @@ def test_layers_that_drop_arguments_work_in_threads(model_type: str) -> None:
     with ThreadPoolExecutor(max_workers=4) as pool:
         for actual, alone in zip(pool.map(lambda row: output(model, row), rows), expected, strict=True):
             assert_close(actual, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["stablelm", "nemotron"])
+def test_layers_that_drop_arguments_can_be_compiled(model_type: str) -> None:
+    model, ids = families.model(model_type, "alibi"), tiny.tokens(2, 12)
+    expected = output(model, ids)
+    torch._dynamo.reset()
+    assert_close(output(torch.compile(model, fullgraph=True, backend="eager"), ids), expected)
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "gpt_oss", "vaultgemma"])
+def test_terms_of_values_are_refused_where_logits_are_capped(model_type: str) -> None:
+    """Before anything is written, not in the first forward pass; without these terms is the control."""
+    scheme = {"type": "shaw", "max_distance": 4}
+    with pytest.raises(PosEncError, match=f'{model_type} caps its attention logits .*"values": false'):
+        families.model(model_type, scheme)
+    assert output(families.model(model_type, {**scheme, "values": False}), tiny.tokens(1, 12)).isfinite().all()

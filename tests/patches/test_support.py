@@ -205,7 +205,9 @@ def test_refuses_a_faulty_model(tmp_path: Path, fault: str, replacement: tuple[s
         ("falcon", "attention interface"),
         ("mpnet", "attention interface"),
         ("deberta-v2", "attention interface"),
-        ("t5", "encoder-decoder"),
+        ("t5", "several stacks of layers"),
+        ("deepseek_v3", "multi-head latent attention.*such as"),
+        ("lfm2_moe", "layers without attention scores"),
     ],
 )
 def test_refuses_other_types_of_transformers(model_type: str, reason: str) -> None:
@@ -218,7 +220,7 @@ def test_refuses_other_types_of_transformers(model_type: str, reason: str) -> No
 
 @pytest.mark.parametrize("given", [GPTJConfig(), GPTJConfig, GPTJForCausalLM])
 def test_accepts_configs_and_classes(given: Any) -> None:
-    with pytest.raises(hf_posenc.PosEncError, match="'gptj': its attention does not go through"):
+    with pytest.raises(hf_posenc.PosEncError, match="'gptj': its attention does not call"):
         hf_posenc.support(given)
 
 

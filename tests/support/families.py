@@ -171,7 +171,7 @@ def detect_traits(base: Any) -> frozenset[str]:
         "first row": record.table is not None and record.first_row(example) > 0,
         "shared layers": record.num_layers != "num_hidden_layers",
         "window": record.window(example) is not None,
-        "caps or sinks": "attn_logit_softcapping" in settings or any("sinks" in name for name in base.state_dict()),
+        "caps or sinks": "attn_logit_softcapping" in settings or record.has_sinks,
         "interleaved": record.interleaved,
         "partial rotation": record.rotary and record.angle_size(example) * (1 + record.angle_per_pair) < 8,
         "NoPE layers": record.rotates is not None,

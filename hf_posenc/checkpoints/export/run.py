@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
 
 from transformers.utils import CONFIG_NAME
 
+from ...config import STOCK_LENGTH_KEY
+from ...errors import PosEncError
+from ...patches import config_length
 from ...spec import PositionScheme
 from ..companions import Companions, check_links, remove_code_fields, to_json_bytes
 from ..drift import Drift
@@ -95,7 +99,7 @@ def export_checkpoint(
     Args:
         source: The directory or Hub id of a variant.
         output_dir: The directory to write.
-        max_positions: Positions of the stock model. Default: as many as the variant was made for.
+        max_positions: Positions of the stock model. Default: as many as the variant's config names.
         text: A text file on which to compare the models too, in addition to random tokens.
         verify: Compare the models. Turn it off if memory does not suffice for one of them in float32.
         force: Replace `output_dir` if it is not empty.
@@ -116,7 +120,7 @@ def export_checkpoint(
     target = resolve_output_dir(output_dir, variant.directory, force)
     check_links(variant.directory, (shard.path.name for shard in variant.shards))
     companions = Companions.read(variant.directory)
-    plan = plan_export(variant, max_positions)
+    max_positions, plan = _plan_with_length(variant, max_positions)
     remove_code_fields(vars(plan.config))
     verification = None
     with atomic_directory(target, force) as directory:
@@ -128,8 +132,9 @@ def export_checkpoint(
         plan.config.save_pretrained(directory)
         add_older_rope_fields(directory / CONFIG_NAME)
         _name_tokenizer_class(variant, directory)
-        if max_positions is not None:
-            write_max_length(directory, max_positions, lower=True)
+        length = plan.max_positions or max_positions
+        if length is not None:
+            write_max_length(directory, length, lower=True)
         if verify:
             verify_tokenizer(variant, directory)
             verification = verify_export(variant, plan, directory, None if text is None else Path(text))
@@ -145,6 +150,15 @@ def export_checkpoint(
         notes=tuple(plan.notes),
         verification=verification,
     )
+
+
+def _plan_with_length(variant: Variant, max_positions: int | None) -> tuple[int | None, ExportPlan]:
+    """The number of positions, by default as many as the variant's config names if it was set, and the plan for it."""
+    if max_positions is None and hasattr(variant.config, STOCK_LENGTH_KEY):
+        length = config_length(variant.config)
+        with contextlib.suppress(PosEncError):  # the stock model may not have another length than the trained one
+            return length, plan_export(variant, length)
+    return max_positions, plan_export(variant, max_positions)
 
 
 def plan_export(variant: Variant, max_positions: int | None) -> ExportPlan:
