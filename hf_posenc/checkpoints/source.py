@@ -28,6 +28,7 @@ from ..patches import ARCHITECTURES, Architecture, refuse
 from ..validation import CONFIG_LIMITS, check_json_limits, truncate_repr
 from .config_fields import check_config_fields
 from .files import COMPANION_FILES, WEIGHT_FILES, list_pickles
+from .links import check_checkpoint_links
 
 MAX_JSON_BYTES = 64 * 2**20
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -216,6 +217,7 @@ def open_stock(source: str | Path, revision: str | None, token: str | bool | Non
     """Open a stock checkpoint, a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
     directory = find_checkpoint(source, revision, token)
     try:
+        check_checkpoint_links(directory)
         fields = read_config_fields(directory)
         model_type = fields["model_type"]
         if model_type.startswith(VARIANT_PREFIX):

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers.utils import CONFIG_NAME
 
 from ...spec import PositionScheme
-from ..companions import Companions, check_links, remove_code_fields, to_json_bytes
+from ..companions import Companions, remove_code_fields, to_json_bytes
 from ..drift import Drift
 from ..files import atomic_directory, resolve_output_dir
 from ..lengths import write_max_length
@@ -114,7 +114,6 @@ def export_checkpoint(
     """
     variant = Variant.open(source, revision, token)
     target = resolve_output_dir(output_dir, variant.directory, force)
-    check_links(variant.directory, (shard.path.name for shard in variant.shards))
     companions = Companions.read(variant.directory)
     plan = plan_export(variant, max_positions)
     remove_code_fields(vars(plan.config))
