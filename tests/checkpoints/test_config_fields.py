@@ -78,7 +78,7 @@ def test_wrong_fields_are_refused(name: str, value: Any, stock: Path, tmp_path: 
         assert "error: " in done.stderr, command
         assert name in done.stderr or "attn_implementation" in done.stderr, command
     assert not (tmp_path / "out").exists()
-    count_cases("hostile configs", 1)
+    count_cases("hostile checkpoints", 1)
 
 
 @pytest.mark.parametrize("name", ["stock_class", "scheme_origin", "_position_specs", "become_stock"])
@@ -89,7 +89,7 @@ def test_wrong_fields_of_a_variant_are_refused(name: str, stock: Path, tmp_path:
         done = CliRunner().invoke(app, list(map(str, command)))
         assert done.exit_code == 2, (command, done.output, done.exception)
         assert name in done.stderr
-    count_cases("hostile configs", 1)
+    count_cases("hostile checkpoints", 1)
 
 
 @pytest.mark.parametrize(("name", "value"), VALID_FIELDS)
@@ -128,4 +128,4 @@ def test_index_with_invalid_metadata(metadata: Any, stock: Path, tmp_path: Path)
         done = CliRunner().invoke(app, list(map(str, command)))
         assert done.exit_code == 2, (command, done.output, done.exception)
         assert "not an index of shards: its metadata" in done.output, command
-    count_cases("hostile indexes", 1)
+    count_cases("hostile checkpoints", 2)
