@@ -84,12 +84,9 @@ def check_implementations(value: object, path: Path) -> None:
 
 
 def _config_class(model_type: str) -> type[PreTrainedConfig]:
-    """The config class of a supported model type or of its variants; else the base class of all configs."""
+    """The config class that a supported model has as a variant, or may get; else the base class of all configs."""
     architecture = ARCHITECTURES.get(model_type.removeprefix(VARIANT_PREFIX))
-    if architecture is None:
-        return PreTrainedConfig
-    stock_class = architecture.config_class
-    return variant_config_class(stock_class) if model_type.startswith(VARIANT_PREFIX) else stock_class
+    return PreTrainedConfig if architecture is None else variant_config_class(architecture.config_class)
 
 
 def _refuse_attributes(fields: Mapping[str, Any], config_class: type[PreTrainedConfig], path: Path) -> None:
