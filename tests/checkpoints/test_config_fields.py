@@ -31,6 +31,8 @@ WRONG_FIELDS: list[tuple[str, Any]] = [
     ("to_json_file", 5),
     ("validate", "x"),
     ("_get_generation_parameters", True),
+    ("become_stock", 5),  # a method of the variant
+    ("stock_class", "x"),
     ("__dict__", {}),
     ("_attn_implementation", 5),
     ("_attn_implementation_internal", [1]),
@@ -97,6 +99,15 @@ def test_valid_fields_are_accepted(name: str, value: Any, stock: Path, tmp_path:
     update_json(stock / "config.json", **{name: value})
     assert hf_posenc.inspect_checkpoint(stock).problems == []
     hf_posenc.convert_checkpoint(stock, "alibi", tmp_path / "out")
+
+
+def test_a_variant_that_returns_attention_weights_is_exported(stock: Path, tmp_path: Path) -> None:
+    hf_posenc.convert_checkpoint(stock, "learned", tmp_path / "variant")
+    update_json(tmp_path / "variant" / "config.json", output_attentions=True)
+    hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "out", verify=False)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["output_attentions"] is True
+    assert not [name for name in config if "_implementation" in name]
 
 
 def test_unknown_model_types_are_checked_too(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers.utils import CONFIG_NAME
 
+from ...patches.compat import set_attn_implementation
 from ...spec import PositionScheme
 from ..companions import Companions, remove_code_fields, to_json_bytes
 from ..drift import Drift
@@ -124,6 +125,7 @@ def export_checkpoint(
             variant.shards, directory, names=plan.names, transforms=plan.transforms, added=added
         )
         companions.copy_to(directory)
+        set_attn_implementation(plan.config, "eager")  # not saved, but others may not fit a config's output_attentions
         plan.config.save_pretrained(directory)
         add_older_rope_fields(directory / CONFIG_NAME)
         _name_tokenizer_class(variant, directory)
