@@ -63,7 +63,9 @@ PROMISES = {
         "Hostile files are refused; they cannot run code or leak private files",
         (
             "tests/checkpoints/test_untrusted_input.py",
+            "tests/checkpoints/test_config_fields.py",
             "tests/checkpoints/test_companions.py",
+            "tests/training/test_source_files.py",
             "tests/cli/test_untrusted_checkpoints.py",
             "tests/hub/test_untrusted_cards.py",
             "tests/hub/test_push_untrusted.py",

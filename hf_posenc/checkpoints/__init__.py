@@ -1,6 +1,6 @@
 """Checkpoints as files: convert, inspect and export them, and write them safely."""
 
-from .companions import Companions, check_links, remove_code_fields, to_json_bytes
+from .companions import Companions, remove_code_fields, to_json_bytes
 from .convert import Conversion, convert_checkpoint, convert_to_stock
 from .drift import Drift, read_sequences
 from .export import Export, export_checkpoint
@@ -21,6 +21,7 @@ from .files import (
 )
 from .inspection import Inspection, inspect_checkpoint, is_scheme_parameter
 from .lengths import write_max_length
+from .links import check_checkpoint_links, check_links
 from .loading import eval_mode, load_model, load_tokenizer
 from .locks import lock_output
 from .source import (
@@ -36,7 +37,7 @@ from .source import (
 __all__ = ["Conversion", "Drift", "Export", "Inspection"]
 __all__ += ["convert_checkpoint", "convert_to_stock", "export_checkpoint", "inspect_checkpoint"]
 # For other packages of hf_posenc:
-__all__ += ["Companions", "check_links", "remove_code_fields", "to_json_bytes"]
+__all__ += ["Companions", "check_checkpoint_links", "check_links", "remove_code_fields", "to_json_bytes"]
 __all__ += ["COMPANION_FILES", "LENGTH_CURVE_FILE", "RECOVERY_FILE", "RUN_STATE_FILE"]
 __all__ += ["checkpoint_step", "fsync", "is_out_of_space", "list_checkpoints", "lock_output", "move_files"]
 __all__ += ["check_writable", "verify_manifest", "write_manifest", "write_text"]

@@ -17,7 +17,9 @@ from typing import Any
 from ..config import REMOTE_CODE_MODULE
 from ..errors import PosEncError
 from ..validation import truncate_repr
+from .config_fields import check_implementations
 from .files import COMPANION_FILES, PICKLE_SUFFIXES
+from .links import check_links
 from .source import read_json, read_json_object
 
 ARRAY_SUFFIXES = (".npy", ".npz")
@@ -102,6 +104,7 @@ def _without_code(path: Path) -> tuple[Path | bytes, list[str]]:
     if not (path.suffix.lower() == ".json" and "config" in path.name):
         return path, []
     fields = read_json_object(path)
+    check_implementations(fields, path)
     removed = remove_code_fields(fields)
     return to_json_bytes(fields) if removed else path, removed
 
@@ -127,23 +130,3 @@ def remove_code_fields(fields: dict[str, Any]) -> list[str]:
 def _is_own(entry: object) -> bool:
     """Whether an entry of auto_map names a class of the module that `write_remote_code_module` writes."""
     return isinstance(entry, str) and re.fullmatch(rf"{REMOTE_CODE_MODULE}\.\w+", entry) is not None
-
-
-def check_links(directory: Path, names: Iterable[str]) -> None:
-    """Refuse links that lead out of a checkpoint: what they point to may be private.
-
-    Links within the cache of the Hub, where every file is a link to a blob of the same repository, are fine.
-    """
-    root = directory.resolve()
-    if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):
-        root = root.parents[1]
-    for name in names:
-        try:
-            target = (directory / name).resolve()
-        except (OSError, RuntimeError) as error:  # a link to itself
-            raise PosEncError(f"{directory / name} cannot be read: {error}") from error
-        if not target.is_relative_to(root):
-            raise PosEncError(
-                f"{directory / name} is a link to {target}, outside of the checkpoint, and might be private: replace "
-                "the link with the file itself, or remove it"
-            )

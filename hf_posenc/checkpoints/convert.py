@@ -28,7 +28,7 @@ from ..patches import (
 )
 from ..patches.compat import checkpoint_to_model_names
 from ..spec import PositionScheme
-from .companions import Companions, check_links, remove_code_fields
+from .companions import Companions, remove_code_fields
 from .drift import Drift, measure_drift
 from .export import Export, export_checkpoint, stock_rope_parameters
 from .files import atomic_directory, resolve_output_dir, scratch_directory
@@ -140,7 +140,6 @@ def convert_checkpoint(
         raise PosEncError(f"Unknown rotary_weights {rotary_weights!r}; expected one of {expected}")
     checkpoint = open_stock(source, revision=revision, token=token)
     target = resolve_output_dir(output_dir, checkpoint.directory, force)
-    check_links(checkpoint.directory, (shard.path.name for shard in checkpoint.shards))
     companions = Companions.read(checkpoint.directory)
     config = with_scheme(checkpoint.config, position_scheme)
     left_out = (*(f"{field} in config.json" for field in remove_code_fields(vars(config))), *companions.left_out)

@@ -1,6 +1,7 @@
 """Load models and tokenizers from checkpoints that others made: from safetensors only, and without running their code.
 
-Every command that builds a model from a directory or a Hub id does it through `load_model`.
+Every command that builds a model from a directory or a Hub id does it through `load_model`. What is loaded does not
+name code of its author any more, so that it can be saved.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..errors import PosEncError
 from ..patches import find_architecture
 from ..patches.compat import set_checkpoint_name
 from ..validation import check_json_limits, truncate_repr
+from .companions import remove_code_fields
 from .files import COMPANION_FILES, TOKENIZER_FILES
 from .inspection import POOLER, check_base_weights, without_warnings
 from .source import find_checkpoint, merge_tensors, read_config, read_shards
@@ -57,6 +59,7 @@ def load_model(
             model.config.record_base_model(source)
         else:
             set_checkpoint_name(model, str(source), str(source))
+    remove_code_fields(vars(model.config))
     return model.eval(), sorted(name for name in info["missing_keys"] if not name.startswith(POOLER))
 
 
@@ -80,7 +83,9 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> PreTraine
         for path in (directory / name for name in NESTED_FILES):
             if path.is_file():  # transformers reads them recursively
                 check_json_limits(json.loads(path.read_text(encoding="utf-8")), path.name, *TOKENIZER_LIMITS)
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    remove_code_fields(tokenizer.init_kwargs)
+    return tokenizer
 
 
 def _check_files(directory: Path) -> None:

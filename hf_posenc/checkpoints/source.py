@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +25,10 @@ from ..config import BASE_MODEL_KEY, VariantConfig
 from ..errors import PosEncError
 from ..model_types import VARIANT_PREFIX
 from ..patches import ARCHITECTURES, Architecture, refuse
-from ..validation import CONFIG_LIMITS, check_json_limits, check_model_sizes, truncate_repr
+from ..validation import CONFIG_LIMITS, check_json_limits, truncate_repr
+from .config_fields import check_config_fields
 from .files import COMPANION_FILES, WEIGHT_FILES, list_pickles
+from .links import check_checkpoint_links
 
 MAX_JSON_BYTES = 64 * 2**20
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -81,29 +83,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_config_fields(directory: Path) -> dict[str, Any]:
-    """Read config.json as plain values. Raises `PosEncError` if it is missing, invalid, or its sizes are absurd."""
+    """Read config.json as plain values. Raises `PosEncError` if it is missing, invalid, or has a field to refuse."""
     path = directory / CONFIG_NAME
     if not path.is_file():
         raise PosEncError(f"{directory} has no {CONFIG_NAME}: it is not a transformers checkpoint")
     fields = read_json_object(path)
-    if not isinstance(fields.get("model_type"), str):
-        raise PosEncError(f"{path} is not a transformers config: it has no model_type")
-    check_model_sizes(fields)
-    _refuse_kernels(fields, path)
+    check_config_fields(fields, path)
     return fields
-
-
-def _refuse_kernels(fields: Mapping[str, Any], path: Path) -> None:
-    """Refuse attention code from the Hub, such as `"attn_implementation": "user/kernel"`: transformers would run it."""
-    for name, value in fields.items():
-        names = value.values() if isinstance(value, dict) else [value]
-        if name.endswith("_implementation") and any(isinstance(item, str) and "/" in item for item in names):
-            raise PosEncError(
-                f"{path} names code to download and run: {name} = {truncate_repr(value)}. Remove the field, and pass "
-                "attn_implementation to from_pretrained if you trust that code"
-            )
-        if isinstance(value, dict):
-            _refuse_kernels(value, path)
 
 
 def read_config(source: str | Path, revision: str | None = None) -> PreTrainedConfig:
@@ -162,11 +148,14 @@ def read_shards(directory: Path) -> tuple[Shard, ...]:
             f"{directory} has no {SAFE_WEIGHTS_NAME}; only safetensors are supported.{warning} If you trust it, load "
             "it and save it again with save_pretrained"
         )
+    index = read_json_object(index_path)
     try:
-        weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map, metadata = index["weight_map"], index["metadata"]
         files = sorted(set(weight_map.values()))
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise PosEncError(f"{index_path} is not an index of shards: {error!r}") from None
+    if not isinstance(metadata, dict):  # transformers adds entries to it
+        raise PosEncError(f"{index_path} is not an index of shards: its metadata is {truncate_repr(metadata)}")
     if any(not isinstance(name, str) or Path(name).name != name for name in files):
         raise PosEncError(f"{index_path} lists files outside of {directory}")
     shards = {name: Shard.open(directory / name) for name in files}
@@ -228,6 +217,7 @@ def open_stock(source: str | Path, revision: str | None, token: str | bool | Non
     """Open a stock checkpoint, a directory or Hub id. Raises `PosEncError` if it cannot be converted."""
     directory = find_checkpoint(source, revision, token)
     try:
+        check_checkpoint_links(directory)
         fields = read_config_fields(directory)
         model_type = fields["model_type"]
         if model_type.startswith(VARIANT_PREFIX):

@@ -25,6 +25,7 @@ from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .optimizer import widen_trained_parameters
 from .position_collators import POSITION_COLLATORS, DataCollatorWithPositions, check_reads_positions
 from .sharding import is_sharded, whole_weights
+from .source_files import check_companions
 from .stock_start import start_from_stock_model
 from .teacher import SpecialTokens, Teacher
 
@@ -71,6 +72,7 @@ class RunBuilder:
     def __init__(self, request: TrainRequest, arguments: TrainingArguments, stages: list[Stage]) -> None:
         self.request, self.arguments, self.stages = request, arguments, stages
         self.config = load_config(request)
+        check_companions(request, is_main_process=arguments.process_index == 0)
         self.objective = infer_objective(self.config, request.task)
         self.packing = self.objective is Objective.CAUSAL if request.packing is None else request.packing
         self._check_data()

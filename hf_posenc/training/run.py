@@ -13,17 +13,8 @@ import torch
 from transformers import PreTrainedModel, ProgressCallback, Trainer, TrainingArguments, set_seed
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import TrainOutput
-from transformers.utils import CONFIG_NAME
 
-from ..checkpoints import (
-    COMPANION_FILES,
-    Companions,
-    find_checkpoint,
-    list_checkpoints,
-    lock_output,
-    move_files,
-    write_max_length,
-)
+from ..checkpoints import list_checkpoints, lock_output, move_files, write_max_length
 from ..errors import PosEncError
 from ..patches import (
     base_models,
@@ -49,6 +40,7 @@ from .objectives import Objective, compute_accuracy
 from .optimizer import add_lora, head_names, train_positions_only
 from .report import RecoveryReport
 from .run_state import TEACHER_CACHE, RunState
+from .source_files import check_source_links, copy_companions
 from .teacher_cache import TeacherCache
 from .trainer import RecoveryTrainer
 
@@ -80,6 +72,7 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
     for source in (request.model, request.teacher_model):
         if source is not None and Path(source).resolve() in run_directories:
             raise PosEncError(f"{source} is inside --output-dir {directory} and would be overwritten: choose another")
+    check_source_links(request)
     _check_report_to(arguments)
     check_numbers(arguments)
     stages = parse_train_length(request.train_length, arguments.max_steps)
@@ -231,7 +224,7 @@ def _save_variant(trainer: RecoveryTrainer, builder: RunBuilder) -> None:
     try:
         trainer.save_model(str(staging))
         if trainer.args.should_save:
-            _copy_companions(builder.request, staging)
+            copy_companions(builder.request, staging)
             if max_length is not None:
                 write_max_length(staging, max_length, lower=builder.request.max_length is not None)
     except BaseException:
@@ -253,12 +246,6 @@ def _set_max_length(model: PreTrainedModel, builder: RunBuilder) -> int | None:
     if not set_config_length(schemes, bases[0].config, max_length, required=request.max_length is not None):
         return None
     return max_length
-
-
-def _copy_companions(request: TrainRequest, directory: Path) -> None:
-    """Copy files of the checkpoint that Trainer does not save, such as the modules of sentence-transformers."""
-    source = find_checkpoint(request.model, request.revision, patterns=(CONFIG_NAME, *COMPANION_FILES))
-    Companions.read(source).copy_to(directory, replace=False)
 
 
 class LabelledProgressCallback(ProgressCallback):

@@ -14,6 +14,7 @@ from hf_posenc import PosEncError
 from hf_posenc.cli import app
 from tests.checkpoints.stock_checkpoints import file_hashes, save_stock, update_json
 from tests.support import word_level_tokenizer as word_level
+from tests.support.evidence import count_cases
 
 FOREIGN = {"auto_map": {"AutoTokenizer": ["trap.Trap", None], "AutoProcessor": "modeling_hf_posenc.x--trap.Trap"}}
 PIPELINES = {"custom_pipelines": {"trap": {"impl": "trap.Trap"}}}
@@ -44,6 +45,7 @@ def test_code_of_the_author_stays_behind(source: Path, tmp_path: Path) -> None:
     assert "modeling_hf_posenc.PosEnc" in files["config.json"].read_text()
     assert json.loads(files["tokenizer_config.json"].read_text())["eos_token"] == "<last>", "other fields are kept"
     assert file_hashes(source) == before
+    count_cases("hostile checkpoints", 1)
 
 
 def test_nothing_is_left_out_of_a_plain_checkpoint(source: Path, tmp_path: Path) -> None:
@@ -52,23 +54,42 @@ def test_nothing_is_left_out_of_a_plain_checkpoint(source: Path, tmp_path: Path)
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["tokenizer_secret.txt", "1_Pooling/config.json", "model.safetensors"])
-@pytest.mark.parametrize("linked", ["file", "directory"])
+def link_out(path: Path, private: Path, linked: str = "file") -> None:
+    """Replace a file of a checkpoint, or the directory that contains it, by a link to a private place."""
+    target = private / path.name
+    private.mkdir()
+    if path.exists():
+        path.rename(target)
+    else:
+        target.write_text("{}")
+    if linked == "directory":
+        path.parent.symlink_to(private)
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    ("name", "linked"),
+    [
+        ("config.json", "file"),
+        ("model.safetensors", "file"),
+        ("model.safetensors.index.json", "file"),
+        ("tokenizer_secret.txt", "file"),
+        ("1_Pooling/config.json", "file"),
+        ("1_Pooling/config.json", "directory"),
+    ],
+)
 def test_links_out_of_the_checkpoint_are_refused(name: str, linked: str, source: Path, tmp_path: Path) -> None:
-    private = tmp_path / "private" / Path(name).name
-    private.parent.mkdir()
-    if (source / name).exists():
-        (source / name).rename(private)
-    else:
-        private.write_text("{}")
-    if linked == "directory" and "/" in name:
-        (source / name).parent.symlink_to(private.parent)
-    else:
-        (source / name).parent.mkdir(exist_ok=True)
-        (source / name).symlink_to(private)
+    hf_posenc.convert_checkpoint(source, "rope", tmp_path / "variant")
+    link_out(source / name, tmp_path / "private", linked)
     with pytest.raises(PosEncError, match=f"{name} is a link to"):
         hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
+    link_out(tmp_path / "variant" / name, tmp_path / "also private", linked)
+    with pytest.raises(PosEncError, match=f"{name} is a link to"):
+        hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    count_cases("hostile checkpoints", 2)
 
 
 def test_links_within_a_cached_repository_are_followed(tmp_path: Path) -> None:
@@ -102,17 +123,20 @@ POOLING, TANH = "sentence_transformers.models.Pooling", "torch.nn.modules.activa
         ("2_Dense/config.json", {"in_features": 32, "activation_function": TANH}, False),
         ("2_Dense/config.json", {"in_features": 32, "activation_function": "os.abort"}, True),
         ("2_Dense/config.json", {"activation_function": "torch.hub.load"}, True),
+        ("sentence_bert_config.json", {"model_args": {"attn_implementation": "sdpa"}}, False),
+        ("sentence_bert_config.json", {"model_args": {"attn_implementation": "evil/kernel"}}, True),
     ],
 )
-def test_foreign_modules_of_sentence_transformers(
+def test_foreign_code_in_files_of_sentence_transformers(
     name: str, content: Any, is_refused: bool, source: Path, tmp_path: Path
 ) -> None:
     (source / name).parent.mkdir(exist_ok=True)
     (source / name).write_text(json.dumps(content))
     if is_refused:
-        with pytest.raises(PosEncError, match=f"{name}.* remove"):
+        with pytest.raises(PosEncError, match=f"(?i){name}.* remove"):
             hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
         assert not (tmp_path / "out").exists()
+        count_cases("hostile checkpoints", 1)
     else:
         hf_posenc.convert_checkpoint(source, "rope", tmp_path / "out")
         assert json.loads((tmp_path / "out" / name).read_text()) == content

@@ -40,6 +40,19 @@ NUMBERS = st.one_of(
     st.sampled_from([2**31 - 1, 2**31, 2**63, -(2**63), 10**30, 10**400]),
     st.floats(allow_nan=True, allow_infinity=True),
 )
+CONFIG_NAMES = [
+    *(
+        "architectures",
+        "attribute_map",
+        "sub_configs",
+        "transformers_weights",
+        "hidden_size",
+        "max_position_embeddings",
+    ),
+    *("_attn_implementation", "_experts_implementation", "_auto_class", "__dict__", "stock_class", "_position_specs"),
+    *("save_pretrained", "to_json_file", "to_dict", "validate", "_get_generation_parameters"),
+]
+"""Names that mean something to transformers' configs; the last are methods."""
 WORDS = st.sampled_from(
     [
         "",
@@ -55,6 +68,7 @@ WORDS = st.sampled_from(
         "auto",
         "F32",
         "\0",
+        *CONFIG_NAMES,
     ]
 )
 SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, WORDS, st.text(max_size=8))
@@ -111,7 +125,7 @@ def changed(draw: st.DrawFn, original: Any) -> Any:
         if action == "remove":
             del container[last]
         elif action == "add" and isinstance(container, dict):
-            container[draw(st.sampled_from([*container]) | st.text(max_size=8))] = draw(JSON)
+            container[draw(st.sampled_from([*container]) | WORDS | st.text(max_size=8))] = draw(JSON)
         else:
             container[last] = draw(JSON)
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,8 +54,8 @@ def held(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_every_command_names_the_holder(held: subprocess.Popen[str], tmp_path: Path) -> None:
     stock, text, out = word_level.saved("gpt2", tmp_path / "stock"), tmp_path / "text.txt", tmp_path / "out"
     text.write_text(word_level.text(200))
-    hf_posenc.convert_checkpoint(stock, "alibi", tmp_path / "variant")
-    (tmp_path / "variant").rename(out)
+    hf_posenc.convert_checkpoint(stock, "rope", tmp_path / "variant")
+    shutil.copytree(tmp_path / "variant", out)
     before = sorted(path.name for path in tmp_path.rglob("*"))
     evaluation = ["eval", stock, "--data", text, "--lengths", "12", "--no-progress"]
     training = [
@@ -72,6 +73,8 @@ def test_every_command_names_the_holder(held: subprocess.Popen[str], tmp_path: P
     ]
     for line in (
         ["convert", stock, "--scheme", "rope", "--out", out, "--force"],
+        ["convert", stock, "--scheme", "learned", "--stock", "--out", out, "--force"],
+        ["export", tmp_path / "variant", "--out", out, "--force"],
         [*training, "--use-cpu", "--report-to", "none", "--output-dir", out],
         ["push", out, "me/variant"],
         [*evaluation, "--plots", out],
@@ -87,7 +90,7 @@ def test_every_command_names_the_holder(held: subprocess.Popen[str], tmp_path: P
         assert f"in use by process {process.pid}" in done.stderr
         (tmp_path / ".file.lock").unlink()
     assert sorted(path.name for path in tmp_path.rglob("*")) == before, "nothing was written or deleted"
-    assert hf_posenc.inspect_checkpoint(out).position_scheme == "alibi"
+    assert hf_posenc.inspect_checkpoint(out).position_scheme == "rope"
 
 
 def test_a_killed_process_holds_nothing(held: subprocess.Popen[str], tmp_path: Path) -> None:

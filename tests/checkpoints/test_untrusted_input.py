@@ -24,6 +24,7 @@ from hf_posenc.spec import parse_position_scheme
 from hf_posenc.validation import check_model_sizes
 from tests.support import tiny_models as tiny
 from tests.support import word_level_tokenizer as word_level
+from tests.support.evidence import count_cases
 from tests.support.sampling import some
 
 MAX_BYTES, MAX_SECONDS = 200 * 2**20, 10.0
@@ -85,6 +86,7 @@ def test_invalid_numbers_in_options(name: str, key: str) -> None:
         with limited_resources(), pytest.raises(ValueError, match=key) as error:
             parse_position_scheme({"type": name, **required, key: value})
         assert len(str(error.value)) < 1000
+    count_cases("hostile schemes", len(INVALID_NUMBERS))
 
 
 HOSTILE_SCHEMES: dict[str, Any] = {
@@ -165,6 +167,7 @@ def test_hostile_scheme(name: str, stock: Path, variant: Path, tmp_path: Path) -
         hf_posenc.convert_checkpoint(stock, scheme, tmp_path / "converted")
     assert not (tmp_path / "converted").exists()
     check_refused("inspect", directory)
+    count_cases("hostile schemes", 1)
 
 
 @some("name", ["buckets within a number", "deep lists", "many"], fast=["deep lists"])
@@ -190,6 +193,7 @@ def test_deeply_nested_config(depth: int, stock: Path, tmp_path: Path) -> None:
     check_refused("convert", stock, "--out", tmp_path / "converted", "--scheme", deep)
     check_refused("inspect", directory)
     check_refused(*train_command(directory, tmp_path, "--scheme", "rope"))
+    count_cases("hostile checkpoints", 1)
 
 
 HOSTILE_SIZES: dict[str, Any] = {
@@ -215,6 +219,7 @@ def test_hostile_model_sizes(field: str, stock: Path, variant: Path, tmp_path: P
             check_refused(*train_command(bad, tmp_path, "--scheme", "alibi"))
             with limited_resources(), pytest.raises(ValueError, match=field):
                 AutoConfig.from_pretrained(copy_with_config(variant, tmp_path / f"variant-{number}", **{field: value}))
+    count_cases("hostile checkpoints", len(HOSTILE_SIZES[field]))
 
 
 def test_sizes_that_are_only_possible_separately() -> None:
@@ -270,6 +275,7 @@ def test_pickles_are_never_read(kind: str, stock: Path, variant: Path, tmp_path:
     assert not created.exists()
     pickle.loads((directory / "pytorch_model.bin").read_bytes())
     assert created.exists(), "the trap does not work"
+    count_cases("hostile checkpoints", 1)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "posenc_gpt2", "stranger"])
@@ -306,3 +312,4 @@ def test_code_named_in_a_config_is_not_run(model_type: str, stock: Path, variant
         assert not created.exists(), command
     if (tmp_path / "converted").exists():
         assert "trap" not in (tmp_path / "converted" / "config.json").read_text()
+    count_cases("hostile checkpoints", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 import hf_posenc
 from hf_posenc.cli import app
 from tests.support import word_level_tokenizer as word_level
+from tests.support.evidence import count_cases
 from tests.support.sampling import some
 
 DEEP = "[" * 900 + "]" * 900
@@ -50,6 +52,14 @@ def name_code(directory: Path, created: Path, file: str, **fields: Any) -> None:
     edit_json(directory / file, **fields)
 
 
+def choose_weights(directory: Path, created: Path, name: str) -> None:
+    if name.endswith(".bin"):
+        (directory / name).write_bytes(pickle.dumps(Trap(created)))
+    else:
+        shutil.copyfile(directory / "model.safetensors", directory / name)
+    edit_json(directory / "config.json", transformers_weights=name)
+
+
 def nest(directory: Path, file: str) -> None:
     path = directory / file
     text = path.read_text().rstrip()[:-1] if path.exists() else '{"a": 1'
@@ -62,6 +72,8 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
     "pickle": use_pickle,
     "model code": lambda directory, created: name_code(directory, created, "config.json", **MODEL_CODE),
     "kernel": lambda directory, _: edit_json(directory / "config.json", attn_implementation="somebody/kernel"),
+    "other weights": lambda directory, created: choose_weights(directory, created, "other.safetensors"),
+    "other weights, a pickle": lambda directory, created: choose_weights(directory, created, "adapter_model.bin"),
     "adapter": lambda directory, _: edit_json(directory / "adapter_config.json", base_model_name_or_path="somebody/x"),
     "deep config": lambda directory, _: nest(directory, "config.json"),
     "deep tokenizer config": lambda directory, _: nest(directory, "tokenizer_config.json"),
@@ -73,7 +85,7 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-@some("name", HOSTILE, fast=["pickle", "model code", "deep config"])
+@some("name", HOSTILE, fast=["pickle", "model code", "other weights", "deep config"])
 def test_hostile_checkpoints_are_refused(name: str, checkpoint: Path, tmp_path: Path) -> None:
     created, text = tmp_path / "created", str(tmp_path / "text.txt")
     HOSTILE[name](checkpoint, created)
@@ -91,6 +103,7 @@ def test_hostile_checkpoints_are_refused(name: str, checkpoint: Path, tmp_path: 
         assert done.exit_code == 2, (command, done.output, done.exception)
         assert "error: " in done.stderr, command
         assert not created.exists(), command
+    count_cases("hostile checkpoints", 1)
 
 
 @pytest.mark.parametrize("kind", ["stock", "variant"])
@@ -116,6 +129,7 @@ def test_other_files_next_to_the_weights_are_not_run(kind: str, checkpoint: Path
         assert not created.exists(), command
         assert done.exit_code in (0, 2), (command, done.output, done.exception)
         assert "trust_remote_code" not in done.output
+    count_cases("hostile checkpoints", 1)
 
 
 def test_tokens_need_no_tokenizer(checkpoint: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.evidence import count_cases
 from tests.support.hub_client import Client, Failed
 from tests.support.hub_server import Hub
 from tests.support.hub_variants import saved
@@ -31,6 +32,7 @@ def test_code_of_strangers_is_not_pushed(hub: Hub, owner: Client, tmp_path: Path
     assert json.loads(files["tokenizer_config.json"]) == {"kept": 1}
     assert {"trap.py", "tokenizer_trap.py", "auto_map in config.json"} <= set(done["left_out"])
     assert (tmp_path / "config.json").read_text() == before
+    count_cases("hostile checkpoints", 1)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ def test_links_out_of_the_directory_are_refused(name: str, hub: Hub, owner: Clie
     assert failed.value.is_value_error
     assert not hub.repos
     assert secret.read_text() == "private key"
+    count_cases("hostile checkpoints", 1)
 
 
 def test_sentence_transformers_weights_are_pushed(hub: Hub, owner: Client, tmp_path: Path) -> None:

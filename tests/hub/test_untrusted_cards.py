@@ -15,6 +15,7 @@ from transformers import AutoConfig
 import hf_posenc  # noqa: F401
 from hf_posenc.errors import PosEncError
 from hf_posenc.hub.model_card import list_tags, read_card, write_card
+from tests.support.evidence import count_cases
 from tests.support.hostile_yaml import HOSTILE_YAML
 from tests.support.hub_variants import saved
 from tests.support.sampling import some
@@ -65,6 +66,7 @@ def test_hostile_metadata_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(PosEncError, match=r"The metadata of README\.md") as error:
         read_card(path)
     assert len(str(error.value)) < 1000
+    count_cases("hostile cards and metrics", 1)
 
 
 @pytest.mark.parametrize("tags", ["5", "{a: b}", "[[x, y], {z: 1}]", "null"])
@@ -81,6 +83,7 @@ def test_hostile_metrics_are_refused(file: str, text: str, variant: Path) -> Non
     with pytest.raises(PosEncError, match=f"{file} is damaged") as error:
         card_text(variant)
     assert len(str(error.value)) < 1500
+    count_cases("hostile cards and metrics", 1)
 
 
 def test_the_worst_perplexity_is_shown(variant: Path) -> None:

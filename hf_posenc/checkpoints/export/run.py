@@ -12,8 +12,9 @@ from transformers.utils import CONFIG_NAME
 from ...config import STOCK_LENGTH_KEY
 from ...errors import PosEncError
 from ...patches import config_length
+from ...patches.compat import set_attn_implementation
 from ...spec import PositionScheme
-from ..companions import Companions, check_links, remove_code_fields, to_json_bytes
+from ..companions import Companions, remove_code_fields, to_json_bytes
 from ..drift import Drift
 from ..files import atomic_directory, resolve_output_dir
 from ..lengths import write_max_length
@@ -118,7 +119,6 @@ def export_checkpoint(
     """
     variant = Variant.open(source, revision, token)
     target = resolve_output_dir(output_dir, variant.directory, force)
-    check_links(variant.directory, (shard.path.name for shard in variant.shards))
     companions = Companions.read(variant.directory)
     max_positions, plan = _plan_with_length(variant, max_positions)
     remove_code_fields(vars(plan.config))
@@ -129,6 +129,7 @@ def export_checkpoint(
             variant.shards, directory, names=plan.names, transforms=plan.transforms, added=added
         )
         companions.copy_to(directory)
+        set_attn_implementation(plan.config, "eager")  # not saved, but others may not fit a config's output_attentions
         plan.config.save_pretrained(directory)
         add_older_rope_fields(directory / CONFIG_NAME)
         _name_tokenizer_class(variant, directory)

@@ -21,6 +21,7 @@ from ...patches import SchemePlan, find_architecture, plan_schemes
 from ...patches.compat import checkpoint_to_model_names
 from ...schemes import ModelShape, Scheme
 from ..inspection import base_prefix, build_meta_model, check_weights, is_scheme_parameter
+from ..links import check_checkpoint_links
 from ..source import Checkpoint, find_checkpoint, merge_tensors, read_config, read_config_fields, read_shards
 
 Rules = Mapping[str, str | None]
@@ -53,6 +54,7 @@ class Variant(Checkpoint):
         """Open a variant's directory or Hub id. Raises `PosEncError` if it is not an intact variant."""
         directory = find_checkpoint(source, revision, token)
         try:
+            check_checkpoint_links(directory)
             model_type = read_config_fields(directory)["model_type"]
             if not model_type.startswith(VARIANT_PREFIX):
                 raise PosEncError(f"{source} is a stock checkpoint ({model_type}) already: there is nothing to export")
