@@ -49,8 +49,8 @@ def stories_table() -> Table:
         rows.append([f"no training: {name}", *perplexities, "none", "", *report.cost_cells(results, name)])
     for name, *cells in long_training.quality_table(_training(), long_training.LLAMA_RUNS):
         amount = "full" if long_training.RUNS[name].length == long_training.TARGET_LENGTH else "little"
-        rows.append([f"{amount} training: {name}", *(re.sub(r" \(.*\)", "", cell) for cell in cells), "", ""])
-    titles = ["training tokens", "CPU seconds", "cost of attention", "cost of a new token"]
+        rows.append([f"{amount} training: {name}", *(re.sub(r" \(.*\)", "", cell) for cell in cells), "", "", ""])
+    titles = ["training tokens", "CPU seconds", "cost of attention", "in training", "cost of a new token"]
     return ["", *long_training.HEADER[1:-2], *titles], rows
 
 
@@ -75,6 +75,18 @@ def new_token_sentence() -> str:
     return (
         f"With {COST_LENGTH:,} cached tokens, a new token takes {min(ratios):.2f} to {max(ratios):.2f} times the CPU\n"
         "time of the stock model with these methods."
+    )
+
+
+def training_cost_sentence() -> str:
+    """What attention costs in training with methods that remap distances."""
+    costs = _extension().get("training")
+    if not costs:
+        return "- The cost of these methods in training was not measured."
+    ratios = [cost["ratio"] for name, cost in costs.items() if name != "plain"]
+    return (
+        f"- In training, their attention takes {min(ratios):.1f} to {max(ratios):.1f} times the CPU time of plain\n"
+        "  attention: they are meant for models that are not trained further."
     )
 
 
@@ -117,6 +129,7 @@ def pose_sentences() -> str:
 TABLES: dict[str, Callable[[], Table]] = {"stories": stories_table, "llm": llm_table, "gpt2": gpt2_table}
 SENTENCES: dict[str, Callable[[], str]] = {
     "new-token": new_token_sentence,
+    "training-cost": training_cost_sentence,
     "forget": forget_sentence,
     "pose": pose_sentences,
 }

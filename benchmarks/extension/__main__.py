@@ -17,7 +17,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..recovery.tasks import CheckpointMissing
-from .costs import Ratios, measure_cost, measure_decoding
+from .costs import Ratios, measure_cost, measure_decoding, measure_training_cost
 from .llm import LongInputs, missing_rows, model_directory, text_file
 from .report import FIGURE, PAGE, RESULTS, draw_figure, render_page
 from .stories import LENGTHS, METHODS, measure_quality
@@ -29,7 +29,7 @@ class ResultsFile:
     def __init__(self, path: Path = RESULTS) -> None:
         self.path = path
         self.results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        for section in ("quality", "cost", "decoding", "llm"):
+        for section in ("quality", "cost", "training", "decoding", "llm"):
             self.results.setdefault(section, {})
 
     def save(self, *message: object) -> None:
@@ -38,8 +38,12 @@ class ResultsFile:
 
 
 def run_costs(file: ResultsFile, again: bool) -> None:
-    """Measure what the results lack of both costs, or all of it again."""
-    measurements: dict[str, Callable[[], Ratios]] = {"cost": measure_cost, "decoding": measure_decoding}
+    """Measure what the results lack of the costs, or all of them again."""
+    measurements: dict[str, Callable[[], Ratios]] = {
+        "cost": measure_cost,
+        "training": measure_training_cost,
+        "decoding": measure_decoding,
+    }
     for section, measure in measurements.items():
         if again or not file.results[section]:
             file.results[section] = measure()

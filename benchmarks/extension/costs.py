@@ -18,17 +18,34 @@ from ..models import llama
 from .stories import METHODS
 
 COST_LENGTH, COST_HEADS, COST_HEAD_SIZE, COST_ROUNDS = 4096, 4, 64, 9
-DECODED_TOKENS, DECODING_ROUNDS = 16, 5
+DECODED_TOKENS, DECODING_ROUNDS, TRAINING_ROUNDS = 16, 5, 5
 Ratios = dict[str, dict[str, float]]
 
 
 @torch.no_grad()
 def measure_cost() -> Ratios:
     """The CPU time of the attention function alone, on one thread, as a ratio to plain rotary attention."""
+    return interleaved_ratios(_attention_runs(), COST_ROUNDS)
+
+
+def measure_training_cost() -> Ratios:
+    """The same for a forward and a backward pass."""
+
+    def with_backward(run: Callable[[], torch.Tensor]) -> Callable[[], object]:
+        return lambda: run().sum().backward()
+
+    runs = _attention_runs(requires_grad=True)
+    return interleaved_ratios({name: with_backward(run) for name, run in runs.items()}, TRAINING_ROUNDS)
+
+
+def _attention_runs(requires_grad: bool = False) -> dict[str, Callable[[], torch.Tensor]]:
+    """The attention function of each method on random queries, keys and values."""
     shape = (1, COST_HEADS, COST_LENGTH, COST_HEAD_SIZE)
     states = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    for state in states:
+        state.requires_grad_(requires_grad)
 
-    def attention(scheme: Any) -> Callable[[], object]:
+    def attention(scheme: Any) -> Callable[[], torch.Tensor]:
         config = LlamaConfig(
             vocab_size=8,
             hidden_size=COST_HEADS * COST_HEAD_SIZE,
@@ -43,9 +60,9 @@ def measure_cost() -> Ratios:
         module: Any = base.layers[0].self_attn
         positions = base.prepare_inputs({"input_ids": torch.zeros(1, COST_LENGTH, dtype=torch.long)}).positions  # type: ignore[operator]
         attend, layer = ALL_ATTENTION_FUNCTIONS["hf_posenc"], module.layer_schemes(positions)
-        return lambda: attend(module, *states, None, posenc=layer, scaling=COST_HEAD_SIZE**-0.5)
+        return lambda: attend(module, *states, None, posenc=layer, scaling=COST_HEAD_SIZE**-0.5)[0]
 
-    return interleaved_ratios({name: attention(scheme) for name, scheme in _timed_methods().items()}, COST_ROUNDS)
+    return {name: attention(scheme) for name, scheme in _timed_methods().items()}
 
 
 def measure_decoding() -> Ratios:

@@ -44,8 +44,8 @@ def llm_table(results: dict[str, Any]) -> list[list[str]]:
 
 
 def cost_cells(results: dict[str, Any], name: str) -> list[str]:
-    """The cost of attention and of a new token; empty if there is none."""
-    costs = [results.get(section, {}).get(name) for section in ("cost", "decoding")]
+    """The cost of attention, of attention in training, and of a new token; empty if there is none."""
+    costs = [results.get(section, {}).get(name) for section in ("cost", "training", "decoding")]
     return ["" if cost is None else f"{cost['ratio']:.2f}" for cost in costs]
 
 
@@ -54,6 +54,7 @@ HEADER = [
     *(f"perplexity, {multiple}" for multiple in LENGTHS),
     *(f"passkey, {multiple}" for multiple in LENGTHS),
     "cost",
+    "cost in training",
     "cost of a new token",
 ]
 LLM_HEADER = [
@@ -81,6 +82,8 @@ def render_page(results: dict[str, Any]) -> str:
         "- Cost: the CPU time of the attention function on one thread",
         f"  ({COST_LENGTH:,} tokens, {COST_HEADS} heads of {COST_HEAD_SIZE}, float32, `sdpa`, no gradients), as a",
         "  ratio to plain attention. YaRN and NTK only change angles, so they cost nothing.",
+        "- Cost in training: the same for a forward and a backward pass."
+        + ("" if results.get("training") else " Not yet run."),
         "- Cost of a new token: the CPU time of a LLaMA with 4 layers of width 768 per new token after",
         f"  {COST_LENGTH:,} cached ones, as a ratio to the stock model."
         + ("" if results.get("decoding") else " Not yet run."),
@@ -94,7 +97,7 @@ def render_page(results: dict[str, Any]) -> str:
         )
         + ".",
     ]
-    for section, title in (("cost", "cost"), ("decoding", "cost of a new token")):
+    for section, title in (("cost", "cost"), ("training", "cost in training"), ("decoding", "cost of a new token")):
         if results.get(section):
             lines += ["", f"Quartiles of the {title}: {_quartiles(results[section])}."]
     return "\n".join([*lines, "", *_llm_lines(results)]) + "\n"

@@ -165,10 +165,16 @@ def test_ratios_are_those_of_the_same_round() -> None:
 
 @pytest.mark.slow
 def test_costs_of_short_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"COST_LENGTH": 64, "COST_ROUNDS": 3, "DECODED_TOKENS": 2, "DECODING_ROUNDS": 3}.items():
+    for name, value in {
+        "COST_LENGTH": 64,
+        "COST_ROUNDS": 3,
+        "TRAINING_ROUNDS": 3,
+        "DECODED_TOKENS": 2,
+        "DECODING_ROUNDS": 3,
+    }.items():
         monkeypatch.setattr(costs, name, value)
     methods = {"plain", "Self-Extend", "ReRoPE", "dual chunk attention", "Leaky ReRoPE"}
-    for measure in (costs.measure_cost, costs.measure_decoding):
+    for measure in (costs.measure_cost, costs.measure_training_cost, costs.measure_decoding):
         ratios = measure()
         assert set(ratios) == methods
         assert all(0 < ratio["ratio"] <= ratio["high"] for ratio in ratios.values())
@@ -189,7 +195,7 @@ def results() -> dict[str, Any]:
 
 def test_the_page_shows_both_models_and_what_is_missing() -> None:
     page = report.render_page(results())
-    assert "| ReRoPE | 4.00 | 4.00 | 8.00 | 50% | 50% | 50% |  | 1.75 |" in page
+    assert "| ReRoPE | 4.00 | 4.00 | 8.00 | 50% | 50% | 50% |  |  | 1.75 |" in page
     assert "| plain | 4.00 | 4.00 | 8.00 | 40% | 40% | 40% |" in page
     assert f"| YaRN |{' not yet run |' * 6}" in page
     assert "relative to plain at 1x on the same tokens (95%): plain 2.718 (2.718 to 2.718)" in page
