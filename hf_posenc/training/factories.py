@@ -18,6 +18,7 @@ from ..errors import PosEncError
 from ..patches import ARCHITECTURES, max_positions, plan_schemes, refuse, with_scheme
 from ..spec import NO_POSITIONS
 from ..text_data import load_text_dataset, translate_data_errors
+from .argument_checks import check_metric
 from .arguments import SELF_GENERATED, Stage, TrainRequest, rows_per_step
 from .attention_targets import place_attention
 from .data import SELF_EVAL_FILE, RowBuilder, concatenate_stages, limit_tokens, self_generated_dataset
@@ -72,6 +73,7 @@ class RunBuilder:
         self.request, self.arguments, self.stages = request, arguments, stages
         self.config = load_config(request)
         self.objective = infer_objective(self.config, request.task)
+        check_metric(arguments, self.objective)
         self.packing = self.objective is Objective.CAUSAL if request.packing is None else request.packing
         self._check_data()
         self.tokenizer = self._load_tokenizer()

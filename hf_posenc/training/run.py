@@ -27,14 +27,8 @@ from ..checkpoints import (
 from ..errors import PosEncError
 from ..patches import base_models, check_max_length, config_length, set_config_length, table_length
 from ..text_data import translate_data_errors
-from .arguments import (
-    Stage,
-    TrainRequest,
-    check_numbers,
-    check_training_arguments,
-    parse_train_length,
-    rows_per_step,
-)
+from .argument_checks import check_numbers, check_training_arguments, translate_construction_errors
+from .arguments import Stage, TrainRequest, parse_train_length, rows_per_step
 from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
 from .data import dataset_fingerprint
 from .factories import RunBuilder
@@ -155,23 +149,24 @@ def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport,
         hidden_loss_until = min(hidden_loss_until, 1 / max(arguments.num_train_epochs, 1))
     # The parameters of a variant have been trained already.
     multiplier = recipe.position_lr_multiplier if request.scheme is not None else 1.0
-    trainer = RecoveryTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=rows,
-        eval_dataset=report.rows,
-        processing_class=builder.tokenizer,
-        data_collator=builder.data_collator,
-        compute_metrics=compute_accuracy if builder.labels is not None else None,
-        teacher=teacher,
-        loss_weights=weights,
-        hidden_loss_until=hidden_loss_until,
-        teacher_cache=cache,
-        position_learning_rate=request.position_learning_rate or multiplier * arguments.learning_rate,
-        predicts_tokens=builder.objective.predicts_tokens,
-        train_collator=builder.train_collator,
-        has_adapters=request.trainable == "lora",
-    )
+    with translate_construction_errors("The training arguments"):
+        trainer = RecoveryTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=rows,
+            eval_dataset=report.rows,
+            processing_class=builder.tokenizer,
+            data_collator=builder.data_collator,
+            compute_metrics=compute_accuracy if builder.labels is not None else None,
+            teacher=teacher,
+            loss_weights=weights,
+            hidden_loss_until=hidden_loss_until,
+            teacher_cache=cache,
+            position_learning_rate=request.position_learning_rate or multiplier * arguments.learning_rate,
+            predicts_tokens=builder.objective.predicts_tokens,
+            train_collator=builder.train_collator,
+            has_adapters=request.trainable == "lora",
+        )
     label_progress_bars(trainer)
     return trainer
 
