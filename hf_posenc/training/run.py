@@ -32,6 +32,7 @@ from .arguments import Stage, TrainRequest, parse_train_length, rows_per_step
 from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
 from .data import dataset_fingerprint
 from .factories import RunBuilder
+from .fingerprints import MODEL, TEACHER, digest
 from .objectives import Objective, compute_accuracy
 from .optimizer import add_lora, head_names, train_positions_only
 from .report import RecoveryReport
@@ -90,6 +91,7 @@ def _train(
             if state.needs_clearing and arguments.process_index == 0:
                 state.clear()
         builder = RunBuilder(request, arguments, stages)
+        state.set_checkpoints(builder.fingerprints)
         checkpoint = last_valid_checkpoint(directory)
         report = RecoveryReport(builder, {} if checkpoint is None else state.measured)
         trainer = _build_trainer(builder, state, report, warm_start=checkpoint is None)
@@ -178,7 +180,8 @@ def _teacher_cache(builder: RunBuilder) -> TeacherCache | None:
     if builder.objective is Objective.MASKED:
         raise PosEncError("--cache-teacher is for causal models: masked tokens differ in every pass")
     name = f"{request.teacher_model or request.model} {request.revision or ''}".strip()
-    return TeacherCache(Path(builder.arguments.output_dir) / TEACHER_CACHE, teacher=name)
+    weights = digest(builder.fingerprints[TEACHER if request.teacher_model else MODEL])
+    return TeacherCache(Path(builder.arguments.output_dir) / TEACHER_CACHE, teacher=f"{name} (sha256 {weights})")
 
 
 def _choose_parameters(model: PreTrainedModel, request: TrainRequest, objective: Objective) -> None:

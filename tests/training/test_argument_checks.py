@@ -51,9 +51,9 @@ skip_memory_metrics do_train local_rank
 """Passed on to Trainer, the command, or accelerate. `do_train` is what the command does anyway.
 
 Some are tested to have an effect: optimizer, schedule, batches, seeds, logs, evaluations and checkpoints in
-test_honored_arguments.py, gradient_checkpointing and bf16 also in test_run.py, fsdp and deepspeed in test_sharded.py,
-hub_token in tests/hub. The others (other precisions, compilation, workers of the data loader, DDP, logging services,
-debugging) are not: it is only known that Trainer gets them, because a run passes on the same object.
+test_honored_arguments.py, gradient_checkpointing and bf16 also in test_run.py, fsdp and deepspeed in test_sharded.py.
+The others (other precisions, compilation, workers of the data loader, DDP, logging services, debugging, the token) are
+not: it is only known that Trainer gets them, because a run passes on the same object.
 """
 
 
