@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from transformers import Trainer
 from typer.testing import CliRunner
 
 from hf_posenc.cli import app
@@ -129,6 +130,23 @@ def test_seeds_of_conversions(seed: int, checkpoint: Path, tmp_path: Path) -> No
     done = CliRunner().invoke(app, list(map(str, line)))
     assert done.exit_code == 2, (done.output, done.exception)
     assert "--seed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "method", ["get_optimizer_cls_and_kwargs", "create_scheduler", "create_accelerator_and_postprocess"]
+)
+def test_what_only_the_trainer_refuses(
+    method: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as target modules that the model does not have."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("No target modules found")
+
+    monkeypatch.setattr(Trainer, method, refuse)
+    options = ["--optim", "galore_adamw", "--optim-target-modules", "nope"] if "optim" in method else []
+    message = train(checkpoint, tmp_path / "out", "--max-steps", 1, *options)
+    assert "cannot be used: No target modules found" in message
 
 
 def test_arguments_that_transformers_refuses(checkpoint: Path, tmp_path: Path) -> None:
