@@ -78,7 +78,11 @@ PROMISES = {
     "kills": Promise("A killed command writes the same bytes when it is run again", ("tests/cli/test_kill_points.py",)),
     "interruptions": Promise(
         "An interrupted training run ends with the weights of an uninterrupted one",
-        ("tests/training/test_interruptions.py", "tests/training/test_checkpointing.py"),
+        (
+            "tests/training/test_interruptions.py",
+            "tests/training/test_checkpointing.py",
+            "tests/training/test_edited_checkpoints.py",
+        ),
     ),
     "locks": Promise("Only one process at a time writes an output", ("tests/checkpoints/test_locks.py",)),
     "places": Promise(
@@ -86,6 +90,7 @@ PROMISES = {
         (
             "tests/cli/test_bad_places.py",
             "tests/cli/test_bad_training.py",
+            "tests/training/test_argument_checks.py",
             "tests/checkpoints/test_convert_refusals.py",
         ),
     ),

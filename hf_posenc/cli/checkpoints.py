@@ -21,7 +21,7 @@ def convert(
     scheme: Annotated[str, Option(help="A scheme name, or JSON for options or several schemes.")],
     out: Annotated[Path, Option(help="The output directory.")],
     force: Annotated[bool, Option("--force", help="Replace the output directory if it is not empty.")] = False,
-    seed: Annotated[int, Option(help="Seed for schemes with random initial values.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1, help="Seed for schemes with random initial values.")] = 0,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.", show_default="main")] = None,
     rotary_weights: Annotated[
         str | None, Option(help="Reorder rotary features: interleaved_to_halves or halves_to_interleaved.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +48,7 @@ KINDS = {
     "rotary-frequencies": Kind("contribution of each rotary frequency on a text", 256, max_models=2, on_text=True),
 }
 Build = Callable[[], "PreTrainedModel"]
+MAX_LENGTH, MAX_ROWS = 2**20, 2**20
 
 
 @app.command()
@@ -61,10 +63,11 @@ def plot(
     data: Annotated[Path | None, Option(help="Text file, for plots that are measured on text.")] = None,
     out: Annotated[Path | None, Option(help="Figure to write: .png, .svg or .pdf.")] = None,
     length: Annotated[
-        int | None, Option(min=2, help="Number of positions.", show_default="64 to 512, depending on the plot")
+        int | None,
+        Option(min=2, max=MAX_LENGTH, help="Number of positions.", show_default="64 to 512, depending on the plot"),
     ] = None,
     layer: Annotated[int, Option(min=0, help="Layer, for bias-by-distance and rotary-decay.")] = 0,
-    rows: Annotated[int, Option(min=1, help="Rows of text.")] = 8,
+    rows: Annotated[int, Option(min=1, max=MAX_ROWS, help="Rows of text.")] = 8,
     hidden_size: Annotated[int, Option(help="Without --model: hidden size.")] = 64,
     num_heads: Annotated[int, Option(help="Without --model: number of heads.")] = 4,
     encoder: Annotated[bool, Option("--encoder", help="Without --model: bidirectional, like BERT.")] = False,
@@ -80,7 +83,7 @@ def plot(
 
     Example: hf-posenc plot attention-by-distance --model ./my-gpt2 --scheme alibi --data text.txt --out attention.png
     """
-    with exit_on_user_error(context), announce_wait(f"Measuring {kind}"):
+    with exit_on_user_error(context), announce_wait(f"Measuring {kind}"), contextlib.ExitStack() as stack:
         kind = _find_kind(kind)
         if out is None and not as_json:
             raise PosEncError("Nothing to write: give --out FIGURE or --json")
@@ -89,9 +92,12 @@ def plot(
         if compare is not None and model is None:
             raise PosEncError("--compare needs --model, the checkpoint to compare with")
         from .. import analysis, plots
+        from ..checkpoints import lock_output
 
         if out is not None:
             plots.style.check_figure_path(out)
+            stack.enter_context(lock_output(out))
+        stack.enter_context(_translate_memory_errors(kind))
         models: list[tuple[str, Build]]
         if model is None:
             sizes: dict[str, Any] = {"hidden_size": hidden_size, "num_heads": num_heads, "num_layers": layer + 1}
@@ -113,6 +119,18 @@ def plot(
         echo_json({"kind": kind, "results": [_to_json(result) for result in results]})
     else:
         typer.echo("\n".join([*map(str, results), f"Wrote {out}"]))
+
+
+@contextlib.contextmanager
+def _translate_memory_errors(kind: str) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch raises a plain RuntimeError on CPUs
+        if not isinstance(error, MemoryError) and "allocate" not in str(error):
+            raise
+        raise PosEncError(
+            f"Not enough memory for {kind} of this size: lower --length, --rows or the sizes of the model"
+        ) from error
 
 
 def _find_kind(name: str) -> str:

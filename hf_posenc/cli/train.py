@@ -257,7 +257,7 @@ def parse_training_arguments(request: TrainRequest, context: typer.Context) -> T
     parser = HfArgumentParser(TrainingArguments, prog="hf-posenc train", usage="%(prog)s [options]", allow_abbrev=False)
     try:
         arguments, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
-    except (ValueError, TypeError, ImportError) as error:  # values that contradict each other, or this machine
+    except (ValueError, TypeError, ImportError, ArithmeticError) as error:  # values that contradict each other
         raise PosEncError(f"The training arguments do not fit together: {error}") from error
     if unknown:
         names = [*_option_names(context), *(field.name for field in dataclasses.fields(TrainingArguments))]

@@ -5,7 +5,10 @@ matplotlib is an optional dependency and is only imported when a figure is drawn
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -157,7 +160,7 @@ def check_figure_path(path: str | Path) -> None:
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a figure to a file, creating parent directories as needed.
+    """Write a figure to a file, completely or not at all, creating parent directories as needed.
 
     Args:
         figure: A figure returned by a function of `hf_posenc.plots`.
@@ -169,11 +172,23 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     Raises:
         PosEncError: If the extension is unknown or the file cannot be written.
     """
+    from ..checkpoints import fsync  # only here, because it imports torch
+    from ..checkpoints.locks import temporary_name
+
     check_figure_path(path)
-    path = Path(path)
+    path, temporary, content = Path(path), None, io.BytesIO()
+    figure.savefig(content, dpi=150, format=path.suffix[1:].lower())  # in memory: on a full disk, it raises all sorts
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except OSError as error:
+        target = path.resolve()
+        temporary = target.with_name(temporary_name(target.name, os.getpid()))
+        temporary.write_bytes(content.getvalue())
+        fsync(temporary)
+        temporary.replace(target)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
         raise PosEncError(f"Cannot write the figure: {error}") from error
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
     return path

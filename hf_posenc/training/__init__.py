@@ -1,6 +1,7 @@
 """Recover a model's quality after its position encoding has changed: warm start, distillation, training runs."""
 
-from .arguments import TrainRequest, check_hub_arguments, check_numbers, parse_train_length, rows_per_step
+from .argument_checks import check_hub_arguments, check_numbers
+from .arguments import TrainRequest, parse_train_length, rows_per_step
 from .budget import budget_arguments, default_learning_rate
 from .closed_form import closed_form_start
 from .data import generate_text

@@ -1,7 +1,4 @@
-"""What a training run is asked to do: the request and the stages of its training.
-
-transformers' `TrainingArguments` that a run cannot honor are refused, with what to do instead.
-"""
+"""What a training run is asked to do: the request and the stages of its training."""
 
 from __future__ import annotations
 
@@ -14,36 +11,22 @@ from transformers import TrainingArguments
 
 from ..errors import PosEncError
 from ..spec import PositionScheme
+from ..validation import MAX_INTEGER, MAX_SIZES, truncate_repr
 from .position_collators import PositionSampling
 from .recipes import RECOMMENDED, Recipe
-from .sharding import is_sharded
 
 Trainable = Literal["all", "positions", "lora"]
+MAX_DIGITS = 100
 SELF_GENERATED = "self"
 """The value of `data` for text sampled from the model itself."""
-POSITIVE_ARGUMENTS = (
-    *("gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size"),
-    *("logging_steps", "save_steps", "eval_steps"),
-)
-WITHOUT_EFFECT = {
-    "resume_from_checkpoint": "a run resumes from its last checkpoint by itself: rerun the same command. To train "
-    "another checkpoint, pass it as --model",
-    "do_predict": "training makes no predictions: run `hf-posenc eval` on the result",
-    "save_only_model": "a run can only resume from a checkpoint with its optimizer: leave it out, or pass "
-    "--save-strategy no to save the result only",
-    "batch_eval_metrics": "the metrics of the evaluation are fixed: leave it out",
-    "include_for_metrics": "the metrics of the evaluation are fixed: leave it out",
-    "use_liger_kernel": "Liger's kernels replace stock models only: leave it out",
-    "liger_kernel_config": "Liger's kernels replace stock models only: leave it out",
-    "push_to_hub": "only the command line pushes: call hf_posenc.hub.push_directory on the result",
+MAX_LENGTH = MAX_SIZES["max_position_embeddings"]
+LIMITS = {
+    "lora_rank": MAX_SIZES["hidden_size"],
+    "target_length": MAX_LENGTH,
+    "self_generated_rows": MAX_INTEGER,
+    "self_eval_rows": MAX_INTEGER,
 }
-"""Fields that change nothing in any run, with the way out."""
-EVALUATION_FIELDS = ("eval_strategy", "do_eval", "eval_on_start", "load_best_model_at_end")
-"""Fields that need data to evaluate on. The first implies the second."""
-HUB_FIELDS = ("hub_model_id", "hub_private_repo", "hub_revision")
-"""Fields that need `push_to_hub`."""
-HUB_STRATEGIES = ("every_save", "end")
-"""The default, and what is done: the result is pushed once, at the end."""
+"""The largest values of integers in a request."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +107,10 @@ class TrainRequest:
             raise PosEncError(f"--self-eval-rows must be at least 0, got {self.self_eval_rows}")
         if self.positions is not None and self.positions not in get_args(PositionSampling):
             raise PosEncError(f"Unknown --positions {self.positions!r}; expected one of {get_args(PositionSampling)}")
+        for name, limit in LIMITS.items():
+            if (getattr(self, name) or 0) > limit:
+                given = truncate_repr(getattr(self, name))
+                raise PosEncError(f"--{name.replace('_', '-')} must be at most {limit:,}, got {given}")
         if (self.positions is None) != (self.target_length is None):
             raise PosEncError("--positions and --target-length belong together: pass both, or neither")
         if not 0 < self.mlm_probability < 1:
@@ -147,8 +134,16 @@ def parse_train_length(text: str, max_steps: int) -> list[Stage]:
     """Parse `--train-length`: "1024"; "512,1024", sharing `max_steps` equally; or "512:300,1024:100"."""
     items = text.split(",")
     if not all(re.fullmatch(r"[0-9]+(:[0-9]+)?", item) for item in items):
-        raise PosEncError(f"--train-length must look like 1024, 512,1024 or 512:300,1024:100; got {text!r}")
-    stages = [Stage(*map(int, item.split(":"))) for item in items]
+        raise PosEncError(
+            f"--train-length must look like 1024, 512,1024 or 512:300,1024:100; got {truncate_repr(text)}"
+        )
+    # Longer numbers are cut, because Python refuses to read thousands of digits.
+    stages = [Stage(*(int(number[:MAX_DIGITS]) for number in item.split(":"))) for item in items]
+    if any(stage.length > MAX_LENGTH or (stage.steps or 0) > MAX_INTEGER for stage in stages):
+        raise PosEncError(
+            f"--train-length must be at most {MAX_LENGTH:,} tokens, with at most {MAX_INTEGER:,} steps; got "
+            f"{truncate_repr(text)}"
+        )
     if any(stage.length < 2 or stage.steps == 0 for stage in stages):
         raise PosEncError(f"--train-length needs at least 2 tokens and 1 step per stage, got {text!r}")
     steps = [stage.steps for stage in stages if stage.steps is not None]
@@ -165,62 +160,3 @@ def parse_train_length(text: str, max_steps: int) -> list[Stage]:
 def rows_per_step(arguments: TrainingArguments) -> int:
     """Rows per optimizer step, over all devices."""
     return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
-
-
-def check_numbers(arguments: TrainingArguments) -> None:
-    """Raise PosEncError for numbers that no training can have."""
-    for name in POSITIVE_ARGUMENTS:
-        value = getattr(arguments, name, None)
-        if value is not None and not 0 < value < math.inf:
-            raise PosEncError(f"--{name.replace('_', '-')} must be above 0, got {value!r}")
-    if arguments.max_steps <= 0 and not 0 < arguments.num_train_epochs < math.inf:
-        raise PosEncError(f"--num-train-epochs must be above 0, got {arguments.num_train_epochs!r}")
-    if not 0 <= arguments.learning_rate < math.inf:
-        raise PosEncError(f"--learning-rate must be a number that is at least 0, got {arguments.learning_rate!r}")
-
-
-def check_training_arguments(request: TrainRequest, arguments: TrainingArguments, stages: list[Stage]) -> None:
-    """Raise PosEncError for training arguments that have no effect in this run."""
-    for name, way_out in WITHOUT_EFFECT.items():
-        if _is_set(arguments, name):
-            raise _no_effect(name, way_out)
-    for name in EVALUATION_FIELDS if request.eval_data is None else ():
-        if _is_set(arguments, name):
-            raise _no_effect(name, "there is nothing to evaluate on: pass --eval-data")
-    if arguments.load_best_model_at_end and is_sharded(arguments):
-        raise PosEncError(
-            "--load-best-model-at-end does not work with FSDP or DeepSpeed: leave it out, and load the best checkpoint "
-            "from the output directory"
-        )
-    strategy = getattr(arguments, "train_sampling_strategy", None)
-    if len(stages) > 1 and strategy != "sequential" and _is_set(arguments, "train_sampling_strategy"):
-        raise _no_effect("train_sampling_strategy", "rows are shuffled within each stage: leave it out")
-    if request.recipe.teacher and _is_set(arguments, "average_tokens_across_devices"):
-        raise _no_effect("average_tokens_across_devices", "the distillation loss always does: leave it out")
-
-
-def check_hub_arguments(arguments: TrainingArguments) -> None:
-    """Raise PosEncError for arguments about the Hub that have no effect on the command line."""
-    if not arguments.push_to_hub:
-        for name in HUB_FIELDS:
-            if _is_set(arguments, name):
-                raise _no_effect(name, "nothing is pushed: pass --push-to-hub")
-        return
-    if str(getattr(arguments.hub_strategy, "value", arguments.hub_strategy)) not in HUB_STRATEGIES:
-        raise _no_effect("hub_strategy", "the result is pushed once, at the end: leave it out")
-    if arguments.hub_always_push:
-        raise _no_effect("hub_always_push", "the result is pushed once, at the end: leave it out")
-
-
-def _is_set(arguments: TrainingArguments, name: str) -> bool:
-    """Whether an argument differs from its default; False if this release of transformers does not have it."""
-    field = next((field for field in dataclasses.fields(arguments) if field.name == name), None)
-    if field is None:
-        return False
-    factory = field.default_factory
-    default = field.default if factory is dataclasses.MISSING else factory()
-    return getattr(arguments, name) not in (None, default)
-
-
-def _no_effect(name: str, way_out: str) -> PosEncError:
-    return PosEncError(f"--{name.replace('_', '-')} has no effect here: {way_out}")

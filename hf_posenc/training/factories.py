@@ -18,9 +18,11 @@ from ..errors import PosEncError
 from ..patches import ARCHITECTURES, max_positions, plan_schemes, refuse, with_scheme
 from ..spec import NO_POSITIONS
 from ..text_data import load_text_dataset, translate_data_errors
+from .argument_checks import check_metric
 from .arguments import SELF_GENERATED, Stage, TrainRequest, rows_per_step
 from .attention_targets import place_attention
 from .data import SELF_EVAL_FILE, RowBuilder, concatenate_stages, limit_tokens, self_generated_dataset
+from .fingerprints import MODEL, TEACHER, digest, fingerprint_checkpoints
 from .objectives import AUTO_CLASSES, Labels, Objective, infer_objective
 from .optimizer import widen_trained_parameters
 from .position_collators import POSITION_COLLATORS, DataCollatorWithPositions, check_reads_positions
@@ -74,8 +76,10 @@ class RunBuilder:
         self.config = load_config(request)
         check_companions(request, is_main_process=arguments.process_index == 0)
         self.objective = infer_objective(self.config, request.task)
+        check_metric(arguments, self.objective)
         self.packing = self.objective is Objective.CAUSAL if request.packing is None else request.packing
         self._check_data()
+        self.fingerprints = fingerprint_checkpoints(request)
         self.tokenizer = self._load_tokenizer()
         self.labels: Labels | None = None
         if self.objective is Objective.CLASSIFICATION:
@@ -218,7 +222,7 @@ class RunBuilder:
                 Path(self.arguments.output_dir),
                 request.self_generated_rows or min(num_rows, MAX_SELF_GENERATED_ROWS),
                 min(max(stage.length for stage in self.stages), max_positions(model.config)),
-                {"model": request.teacher_model or request.model, "revision": str(request.revision)},
+                self._describe_source(TEACHER if request.teacher_model else MODEL),
             )
         else:
             documents = load_text_dataset(request.data, request.split, request.streaming)
@@ -257,17 +261,22 @@ class RunBuilder:
             return None
         model = self._stock_model or self._load_model(request.model, request.revision)[0]
         length = min(self.stages[-1].length, max_positions(model.config))
-        source = {"model": request.model, "revision": str(request.revision)}
         documents = self_generated_dataset(
             model.to(self.arguments.device),
             Path(self.arguments.output_dir),
             num_rows,
             length,
-            source,
+            self._describe_source(MODEL),
             name=SELF_EVAL_FILE,
             seed=SELF_EVAL_SEED,
         )
         return dataclasses.replace(self.row_builders[-1], length=length).build(documents)
+
+    def _describe_source(self, role: str) -> dict[str, str]:
+        """Where self-generated text comes from, for the metadata of its file."""
+        model = self.request.teacher_model if role == TEACHER else self.request.model
+        weights = digest(self.fingerprints[role])
+        return {"model": str(model), "revision": str(self.request.revision), "sha256": weights}
 
     def load_original(self) -> PreTrainedModel | None:
         """The stock model to compare with, if it has a trained head and can read the rows."""

@@ -25,17 +25,12 @@ from ..patches import (
     table_length,
 )
 from ..text_data import translate_data_errors
-from .arguments import (
-    Stage,
-    TrainRequest,
-    check_numbers,
-    check_training_arguments,
-    parse_train_length,
-    rows_per_step,
-)
+from .argument_checks import check_numbers, check_training_arguments, translate_construction_errors
+from .arguments import Stage, TrainRequest, parse_train_length, rows_per_step
 from .checkpointing import STAGING_DIRECTORY, last_valid_checkpoint, translate_disk_full
 from .data import dataset_fingerprint
 from .factories import RunBuilder
+from .fingerprints import MODEL, TEACHER, digest
 from .objectives import Objective, compute_accuracy
 from .optimizer import add_lora, head_names, train_positions_only
 from .report import RecoveryReport
@@ -96,6 +91,7 @@ def _train(
             if state.needs_clearing and arguments.process_index == 0:
                 state.clear()
         builder = RunBuilder(request, arguments, stages)
+        state.set_checkpoints(builder.fingerprints)
         checkpoint = last_valid_checkpoint(directory)
         report = RecoveryReport(builder, {} if checkpoint is None else state.measured)
         trainer = _build_trainer(builder, state, report, warm_start=checkpoint is None)
@@ -157,23 +153,24 @@ def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport,
         hidden_loss_until = min(hidden_loss_until, 1 / max(arguments.num_train_epochs, 1))
     # The parameters of a variant have been trained already.
     multiplier = recipe.position_lr_multiplier if request.scheme is not None else 1.0
-    trainer = RecoveryTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=rows,
-        eval_dataset=report.rows,
-        processing_class=builder.tokenizer,
-        data_collator=builder.data_collator,
-        compute_metrics=compute_accuracy if builder.labels is not None else None,
-        teacher=teacher,
-        loss_weights=weights,
-        hidden_loss_until=hidden_loss_until,
-        teacher_cache=cache,
-        position_learning_rate=request.position_learning_rate or multiplier * arguments.learning_rate,
-        predicts_tokens=builder.objective.predicts_tokens,
-        train_collator=builder.train_collator,
-        has_adapters=request.trainable == "lora",
-    )
+    with translate_construction_errors("The training arguments"):
+        trainer = RecoveryTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=rows,
+            eval_dataset=report.rows,
+            processing_class=builder.tokenizer,
+            data_collator=builder.data_collator,
+            compute_metrics=compute_accuracy if builder.labels is not None else None,
+            teacher=teacher,
+            loss_weights=weights,
+            hidden_loss_until=hidden_loss_until,
+            teacher_cache=cache,
+            position_learning_rate=request.position_learning_rate or multiplier * arguments.learning_rate,
+            predicts_tokens=builder.objective.predicts_tokens,
+            train_collator=builder.train_collator,
+            has_adapters=request.trainable == "lora",
+        )
     label_progress_bars(trainer)
     return trainer
 
@@ -185,7 +182,8 @@ def _teacher_cache(builder: RunBuilder) -> TeacherCache | None:
     if builder.objective is Objective.MASKED:
         raise PosEncError("--cache-teacher is for causal models: masked tokens differ in every pass")
     name = f"{request.teacher_model or request.model} {request.revision or ''}".strip()
-    return TeacherCache(Path(builder.arguments.output_dir) / TEACHER_CACHE, teacher=name)
+    weights = digest(builder.fingerprints[TEACHER if request.teacher_model else MODEL])
+    return TeacherCache(Path(builder.arguments.output_dir) / TEACHER_CACHE, teacher=f"{name} (sha256 {weights})")
 
 
 def _choose_parameters(model: PreTrainedModel, request: TrainRequest, objective: Objective) -> None:

@@ -20,9 +20,11 @@ from ..checkpoints import (
     write_text,
 )
 from ..errors import PosEncError
+from ..validation import truncate_repr
 from .arguments import TrainRequest, rows_per_step
 from .checkpointing import STAGING_DIRECTORY
 from .data import SELF_EVAL_FILE, SELF_GENERATED_FILE
+from .fingerprints import TEACHER, Fingerprint
 
 TEACHER_CACHE = "teacher_cache"
 """The directory of the teacher's predictions, inside the output directory, until the run is finished."""
@@ -37,11 +39,11 @@ RESUME_ARGUMENTS = (
     *("adam_epsilon", "label_smoothing_factor"),
 )
 """TrainingArguments that must not change on resuming, besides the rows per step over all devices."""
-RUN_STATE_SECTIONS = ("request", "arguments", "dataset", "measured")
+RUN_STATE_SECTIONS = ("request", "arguments", "checkpoints", "dataset", "measured")
 
 
 class RunState:
-    """The record of a run in run.json: its arguments, a fingerprint of its data, and whether it has finished."""
+    """The record of a run in run.json: its arguments, fingerprints of checkpoints and data, and whether it is done."""
 
     def __init__(self, directory: Path, request: TrainRequest, arguments: TrainingArguments, restart: bool) -> None:
         """Raises PosEncError if the directory holds something else, a different run, or a finished one."""
@@ -75,6 +77,24 @@ class RunState:
     def measured(self) -> dict[str, dict[str, float]]:
         """What was measured before the run was interrupted."""
         return self._previous.get("measured", {})
+
+    def set_checkpoints(self, fingerprints: dict[str, Fingerprint]) -> None:
+        """Record the hashes of the model and the teacher. Raises PosEncError if they were edited since the start.
+
+        The warm start, the teacher's predictions and self-generated text would come from different weights.
+        """
+        self.values["checkpoints"] = fingerprints
+        recorded = self._previous.get("checkpoints", {}) if "dataset" in self._previous else {}
+        for role, now in fingerprints.items():
+            before = recorded.get(role, now)
+            if before != now:
+                changed = [name for name in now if not isinstance(before, dict) or before.get(name) != now[name]]
+                source = self.values["request"]["teacher_model" if role == TEACHER else "model"]
+                raise PosEncError(
+                    f"The {role} {source} has changed since the run in {self.path.parent} was started: "
+                    f"{truncate_repr(', '.join(changed), str)}. Restore it to resume the run, choose another "
+                    "--output-dir, or start over with --restart"
+                )
 
     def set_dataset(self, fingerprint: dict[str, Any]) -> None:
         """Record the fingerprint of the rows. Raises PosEncError if they have changed since the run was started."""

@@ -17,6 +17,7 @@ from transformers.trainer_utils import TrainOutput
 from ..checkpoints import is_scheme_parameter
 from ..errors import PosEncError
 from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
+from .argument_checks import translate_construction_errors
 from .budget import warmup_steps
 from .checkpointing import CheckpointingTrainer
 from .data import IGNORE_INDEX
@@ -101,7 +102,8 @@ class RecoveryTrainer(CheckpointingTrainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         is_new = self.optimizer is None
-        optimizer = super().create_optimizer(model)
+        with translate_construction_errors(f"--optim {self.args.optim}"):
+            optimizer = super().create_optimizer(model)
         if is_new and self.position_learning_rate is not None:
             parameter_ids = scheme_parameter_ids(self.model if model is None else model)
             split_parameter_group(optimizer, parameter_ids, self.position_learning_rate)
@@ -113,7 +115,8 @@ class RecoveryTrainer(CheckpointingTrainer):
         if 0 < fraction < 1:
             self.args.warmup_steps = warmup_steps(fraction, num_training_steps)
         try:
-            return super().create_scheduler(num_training_steps, optimizer)
+            with translate_construction_errors("--lr-scheduler-kwargs"):
+                return super().create_scheduler(num_training_steps, optimizer)
         finally:
             self.args.warmup_steps = fraction
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from hf_posenc.cli import app
 from hf_posenc.hub import push
 from tests.support import word_level_tokenizer as word_level
 from tests.support.sampling import combinations, some
+
+with contextlib.suppress(ImportError):
+    import datasets  # noqa: F401 (it logs to the stderr that it finds now, which must not be that of a CliRunner)
 
 
 @pytest.fixture
@@ -92,6 +97,33 @@ def test_a_full_disk_leaves_no_file(checkpoint: Path, tmp_path: Path, monkeypatc
         assert "No space left" in check_refused(*evaluation, option, tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     assert (tmp_path / "old.csv").read_text() == "old"
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_a_full_disk_leaves_the_previous_figure(
+    suffix: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resource = pytest.importorskip("resource", reason="not on Windows")
+    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+    (tmp_path / "text.txt").write_text(word_level.text(200))
+    figure = tmp_path / f"old{suffix}"
+    command = ["plot", "bias-by-distance", "--scheme", "alibi", "--out"]
+    done = CliRunner().invoke(app, [*command, str(figure)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    before, files = figure.read_bytes(), sorted(path.name for path in tmp_path.iterdir())
+    evaluation = ["eval", checkpoint, "--data", tmp_path / "text.txt", "--lengths", "12,16", "--no-progress"]
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))  # every figure is larger
+        check_refused(*command, figure)
+        check_refused(*command, tmp_path / f"new{suffix}")
+        check_refused(*evaluation, "--plots", tmp_path / "plots")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert figure.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "plots") == files
+    assert not list((tmp_path / "plots").glob("*"))
 
 
 @combinations(

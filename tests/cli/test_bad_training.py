@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from transformers import Trainer
 from typer.testing import CliRunner
 
 from hf_posenc.cli import app
@@ -24,7 +25,28 @@ BAD_VALUES = {
     "learning-rate": "nan",
     "logging-steps": "0",
     "save-steps": "0",
+    "seed": "-1",
+    "adam-beta1": "2",
+    "adam-epsilon": "-1",
+    "optim-args": "x",
+    "optim": "adamw_bnb_8bit",
+    "warmup-steps": "nan",
+    "lr-scheduler-kwargs": '{"x":1}',
+    "dataloader-num-workers": "-1",
+    "train-length": "9" * 5000,
+    "target-length": "9" * 30,
+    "lora-rank": "9" * 20,
+    "self-eval-rows": "9" * 20,
+    "fsdp": "full_shard",
+    "torch-compile-backend": "nope",
+    "neftune-noise-alpha": "nan",
+    "max-grad-norm": "nan",
+    "label-smoothing-factor": "5",
+    "save-strategy": "best",
+    "metric-for-best-model": "nope",
+    "eval-delay": "nan",
 }
+"""One value for each option. tests/training/test_argument_checks.py has more of them."""
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +114,39 @@ def test_bad_values(option: str, checkpoint: Path, tmp_path: Path) -> None:
     message = train(checkpoint, tmp_path / "out", f"--{option}", BAD_VALUES[option])
     assert f"--{option}" in message.replace("_", "-")  # transformers refuses some of them itself
     assert not (tmp_path / "out").exists()
+
+
+def test_a_metric_that_is_not_measured(checkpoint: Path, tmp_path: Path) -> None:
+    evaluation = ["--eval-data", checkpoint.parent / "text.txt", "--eval-strategy", "steps", "--eval-steps", 1]
+    options = [*evaluation, "--max-steps", 1, "--metric-for-best-model"]
+    assert "one of loss, perplexity" in train(checkpoint, tmp_path / "out", *options, "nope")
+    assert not (tmp_path / "out").exists()
+    train(checkpoint, tmp_path / "out", *options, "perplexity", "--greater-is-better", "false", code=0)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**70])
+def test_seeds_of_conversions(seed: int, checkpoint: Path, tmp_path: Path) -> None:
+    line = ["convert", checkpoint, "--scheme", "t5", "--out", tmp_path / "out", "--seed", seed]
+    done = CliRunner().invoke(app, list(map(str, line)))
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert "--seed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "method", ["get_optimizer_cls_and_kwargs", "create_scheduler", "create_accelerator_and_postprocess"]
+)
+def test_what_only_the_trainer_refuses(
+    method: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as target modules that the model does not have."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("No target modules found")
+
+    monkeypatch.setattr(Trainer, method, refuse)
+    options = ["--optim", "galore_adamw", "--optim-target-modules", "nope"] if "optim" in method else []
+    message = train(checkpoint, tmp_path / "out", "--max-steps", 1, *options)
+    assert "cannot be used: No target modules found" in message
 
 
 def test_arguments_that_transformers_refuses(checkpoint: Path, tmp_path: Path) -> None:

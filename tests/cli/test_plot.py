@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 import hf_posenc
 from hf_posenc import analysis
+from hf_posenc.checkpoints import lock_output
 from hf_posenc.cli import app
 from tests.support.tiny_models import model
 
@@ -121,6 +123,9 @@ def test_models_without_rotation_are_skipped(checkpoint: Path) -> None:
         (["position-embeddings", "--model", "nowhere", "--out", "x.png"], "nowhere"),
         (["rotary-decay", "--scheme", "rope", "--layer", "-1", "--out", "x.png"], "--layer"),
         (["rotary-decay", "--scheme", "rope", "--rows", "0", "--out", "x.png"], "--rows"),
+        (["rotary-decay", "--scheme", "rope", "--rows", "9" * 9, "--out", "x.png"], "--rows"),
+        (["token-clusters", "--scheme", "sinusoidal", "--length", "9" * 9, "--out", "x.png"], "--length"),
+        (["token-clusters", "--scheme", "sinusoidal", "--length", "9" * 30, "--out", "x.png"], "--length"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -128,6 +133,35 @@ def test_refusals(arguments: list[str], message: str) -> None:
     refused = run(*arguments)
     assert refused.exit_code == 2, refused.output
     assert message in refused.output
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 TB")]
+)
+def test_too_little_memory(error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As `relative-buckets --length 999999` needs, for a table of queries and keys."""
+
+    def measure(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(analysis, "relative_buckets", measure)
+    refused = run("relative-buckets", "--scheme", "t5", "--out", str(tmp_path / "x.png"))
+    assert refused.exit_code == 2, refused.exception
+    assert "Not enough memory for relative-buckets" in refused.output
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(analysis, "relative_buckets", lambda *_, **__: 1 / 0)
+    assert run("relative-buckets", "--scheme", "t5", "--json").exit_code == 1
+
+
+def test_one_command_at_a_time_writes_a_figure(tmp_path: Path) -> None:
+    arguments = ["rotary-decay", "--scheme", "rope", "--length", "9", "--out", str(tmp_path / "x.png")]
+    with lock_output(tmp_path / "x.png"):
+        refused = run(*arguments)
+        assert refused.exit_code == 2, refused.exception
+        assert f"in use by process {os.getpid()}" in " ".join(refused.output.split())
+        assert not (tmp_path / "x.png").exists()
+    assert run(*arguments).exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ def test_figures_are_saved(tmp_path: Path, extension: str) -> None:
     figure = plots.position_embeddings(analysis.position_embeddings(analysis.build_model("sinusoidal"), 8))
     path = plots.save_figure(figure, tmp_path / "new" / f"figure{extension}")
     assert path.stat().st_size > 1000
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
     with pytest.raises(PosEncError, match=r"\.png, \.svg, \.pdf"):
         plots.save_figure(figure, tmp_path / "figure.bmp")
 
