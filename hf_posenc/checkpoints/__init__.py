@@ -23,7 +23,7 @@ from .inspection import Inspection, inspect_checkpoint, is_scheme_parameter
 from .lengths import write_max_length
 from .links import check_checkpoint_links, check_links
 from .loading import eval_mode, load_model, load_tokenizer
-from .locks import lock_output
+from .locks import lock_output, temporary_name
 from .source import (
     find_checkpoint,
     read_config,
@@ -39,7 +39,15 @@ __all__ += ["convert_checkpoint", "convert_to_stock", "export_checkpoint", "insp
 # For other packages of hf_posenc:
 __all__ += ["Companions", "check_checkpoint_links", "check_links", "remove_code_fields", "to_json_bytes"]
 __all__ += ["COMPANION_FILES", "LENGTH_CURVE_FILE", "RECOVERY_FILE", "RUN_STATE_FILE"]
-__all__ += ["checkpoint_step", "fsync", "is_out_of_space", "list_checkpoints", "lock_output", "move_files"]
+__all__ += [
+    "checkpoint_step",
+    "fsync",
+    "is_out_of_space",
+    "list_checkpoints",
+    "lock_output",
+    "temporary_name",
+    "move_files",
+]
 __all__ += ["check_writable", "verify_manifest", "write_manifest", "write_text"]
 __all__ += ["eval_mode", "is_scheme_parameter", "load_model", "load_tokenizer", "read_sequences"]
 __all__ += ["write_max_length"]

@@ -172,8 +172,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     Raises:
         PosEncError: If the extension is unknown or the file cannot be written.
     """
-    from ..checkpoints import fsync  # only here, because it imports torch
-    from ..checkpoints.locks import temporary_name
+    from ..checkpoints import fsync, temporary_name  # only here, because it imports torch
 
     check_figure_path(path)
     path, temporary, content = Path(path), None, io.BytesIO()

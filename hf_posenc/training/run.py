@@ -61,7 +61,6 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
         >>> request = TrainRequest("gpt2", data="text.txt", train_length="512", scheme="alibi")
         >>> train(request, TrainingArguments("out", max_steps=1000))
     """
-    set_seed(arguments.seed)
     directory = Path(arguments.output_dir)
     run_directories = {path.resolve() for path in (directory, *list_checkpoints(directory))}
     for source in (request.model, request.teacher_model):
@@ -70,6 +69,7 @@ def train(request: TrainRequest, arguments: TrainingArguments, restart: bool = F
     check_source_links(request)
     _check_report_to(arguments)
     check_numbers(arguments)
+    set_seed(arguments.seed)
     stages = parse_train_length(request.train_length, arguments.max_steps)
     if stages[0].steps is not None:
         arguments.max_steps = sum(stage.steps or 0 for stage in stages)
