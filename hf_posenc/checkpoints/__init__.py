@@ -45,8 +45,8 @@ __all__ += [
     "is_out_of_space",
     "list_checkpoints",
     "lock_output",
-    "temporary_name",
     "move_files",
+    "temporary_name",
 ]
 __all__ += ["check_writable", "verify_manifest", "write_manifest", "write_text"]
 __all__ += ["eval_mode", "is_scheme_parameter", "load_model", "load_tokenizer", "read_sequences"]
