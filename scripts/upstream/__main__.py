@@ -21,10 +21,11 @@ from hf_posenc import list_schemes
 from hf_posenc.model_types import MODEL_TYPES
 from hf_posenc.patches import ARCHITECTURES
 
-from .comparison import Outcomes, deviations
+from .comparison import Deviation, Outcomes, deviations
 from .record import add_to_record, is_done, summarize
 
-INITIALIZER_RANGE = 0.3
+INITIALIZER_RANGE, OTHER_RANGES = 0.3, (0.26, 0.28, 0.32, 0.34)
+"""Of the random weights: in a full run, and in those that repeat tests that deviate in it."""
 CAUSAL_ONLY = ("cope", "forget")
 """Schemes that count tokens from the query back to the key."""
 LEFT_OUT = {
@@ -49,7 +50,9 @@ def suites(checkout: Path) -> dict[str, Path]:
     return files
 
 
-def run_suite(checkout: Path, file: Path, scheme: Any, results: Path, only: str) -> Outcomes:
+def run_suite(
+    checkout: Path, file: Path, scheme: Any, results: Path, only: str, initializer_range: float = INITIALIZER_RANGE
+) -> Outcomes:
     """Run the tests of one model type, and return what was recorded of each."""
     results.parent.mkdir(parents=True, exist_ok=True)
     root = Path(__file__).resolve().parents[2]
@@ -61,7 +64,7 @@ def run_suite(checkout: Path, file: Path, scheme: Any, results: Path, only: str)
         "TOKENIZERS_PARALLELISM": "false",
         "POSENC_UPSTREAM_SCHEME": json.dumps(scheme),
         "POSENC_UPSTREAM_RESULTS": str(results.resolve()),
-        "POSENC_UPSTREAM_INIT": str(INITIALIZER_RANGE),
+        "POSENC_UPSTREAM_INIT": str(initializer_range),
         "POSENC_UPSTREAM_ONLY": only,
         "POSENC_UPSTREAM_LEFT_OUT": "|".join(LEFT_OUT.values()),
     }
@@ -136,13 +139,32 @@ def compare(model_type: str, file: Path, names: list[str], arguments: argparse.N
             variant = running[name].result()
             scheme = parse_scheme(name)
             differences = deviations(stock, variant, scheme)
-            total += len(differences)
+            confirmed = confirm(differences, arguments.checkout, file, scheme, where / "again.jsonl")
+            total += len(confirmed)
             if not arguments.only:
-                add_to_record(model_type, name, summarize(stock, variant, scheme))
-            print(f"{model_type}, {name}: {len(differences)} deviations in {len(variant)} tests", flush=True)
-            for kind, test, reason in differences:
-                print(f"  {kind}: {test}  {' '.join(reason.split())[:200]}", flush=True)
+                add_to_record(model_type, name, summarize(variant, len(confirmed), len(differences) - len(confirmed)))
+            print(f"{model_type}, {name}: {len(confirmed)} deviations in {len(variant)} tests", flush=True)
+            for difference in differences:
+                kind, test, reason = difference
+                unstable = "" if difference in confirmed else ", with these random weights only"
+                print(f"  {kind}{unstable}: {test}  {' '.join(reason.split())[:200]}", flush=True)
     return total
+
+
+def confirm(differences: list[Deviation], checkout: Path, file: Path, scheme: Any, results: Path) -> list[Deviation]:
+    """The deviations that most other random weights show too.
+
+    Some tests compare float16 results, or the tokens of two ways to generate. With weights as large as here, rounding
+    alone makes them fail now and then, for stock models as well.
+    """
+    if not differences:
+        return []
+    only = "|".join(re.escape(difference.test) + "$" for difference in differences)
+    seen: Counter[str] = Counter()
+    for number in OTHER_RANGES:
+        stock, variant = (run_suite(checkout, file, own, results, only, number) for own in (None, scheme))
+        seen.update(test for _, test, _ in deviations(stock, variant, scheme))
+    return [difference for difference in differences if 2 * seen[difference.test] >= len(OTHER_RANGES)]
 
 
 if __name__ == "__main__":

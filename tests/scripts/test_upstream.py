@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scripts.upstream import __main__ as main
 from scripts.upstream import record
 from scripts.upstream.__main__ import run_suite, suites
 from scripts.upstream.comparison import deviations
@@ -86,13 +87,16 @@ def test_excuses_are_for_one_scheme_and_one_failure() -> None:
 def test_runs_are_recorded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "upstream.json"
     assert record.table_row(path)[1:] == ["not counted yet", "", ""]
-    stock = {"first": outcome(stock=1), "second": outcome(stock=1), "third": outcome("skipped")}
     variant = {"first": outcome(variant=1), "second": outcome(variant=1), "third": outcome("skipped")}
-    good = record.summarize(stock, variant, "alibi")
-    bad = record.summarize(stock, {**variant, "second": outcome("failed", variant=1)}, "alibi")
+    good = record.summarize(variant, 0, 0)
+    bad = record.summarize({**variant, "second": outcome("failed", variant=1)}, 1, 2)
     record.add_to_record("gpt2", "alibi", bad, path)
     assert not record.is_done("gpt2", "alibi", path)
-    assert record.table_row(path)[1:3] == ["1, and 1 that deviate", "1 model types, 1 schemes, 1 pairs of them"]
+    assert record.table_row(path)[1:3] == [
+        "1, and 1 that deviate",
+        "1 model types, 1 schemes, 1 pairs of them; 2 more tests fail with some random weights, for stock models or "
+        "for variants",
+    ]
     record.add_to_record("gpt2", "alibi", good, path)
     record.add_to_record("bert", "alibi", good, path)
     assert record.is_done("gpt2", "alibi", path)
@@ -119,3 +123,18 @@ def test_a_suite_is_run_with_a_scheme(tmp_path: Path) -> None:
     assert all(record["built"].get("variant") for record in variant.values() if record["outcome"] != "skipped")
     differences = deviations(stock, variant, "alibi")
     assert [(kind, test.split("::")[-1]) for kind, test, _ in differences] == [("fails", "test_longer_than_the_table")]
+
+
+def test_deviations_count_if_other_random_weights_show_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [main.Deviation("fails", name, "not close") for name in ("always", "once")]
+
+    def run_suite(checkout: Any, file: Any, scheme: Any, results: Any, only: str, number: float) -> dict[str, Any]:
+        assert only == "always$|once$"
+        if scheme is None:
+            return {name: outcome(stock=1) for name in ("always", "once")}
+        once = "failed" if number == main.OTHER_RANGES[0] else "passed"
+        return {"always": outcome("failed", variant=1), "once": outcome(once, variant=1)}
+
+    monkeypatch.setattr(main, "run_suite", run_suite)
+    assert main.confirm(found, Path(), Path(), "alibi", Path()) == found[:1]
+    assert main.confirm([], Path(), Path(), "alibi", Path()) == []
