@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, ProgressCallback, Trainer, TrainingArguments, set_seed
+from transformers import PreTrainedModel, TrainingArguments, set_seed
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import CONFIG_NAME
@@ -47,6 +47,7 @@ from .data import dataset_fingerprint
 from .factories import RunBuilder
 from .objectives import Objective, compute_accuracy
 from .optimizer import add_lora, head_names, train_positions_only
+from .progress import label_progress_bars
 from .report import RecoveryReport
 from .run_state import TEACHER_CACHE, RunState
 from .teacher_cache import TeacherCache
@@ -259,23 +260,3 @@ def _copy_companions(request: TrainRequest, directory: Path) -> None:
     """Copy files of the checkpoint that Trainer does not save, such as the modules of sentence-transformers."""
     source = find_checkpoint(request.model, request.revision, patterns=(CONFIG_NAME, *COMPANION_FILES))
     Companions.read(source).copy_to(directory, replace=False)
-
-
-class LabelledProgressCallback(ProgressCallback):
-    """Transformers' progress bars with a label each: "Training" and "Evaluating"."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.set_description("Training")
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_prediction_step(args, state, control, **kwargs)
-        if self.prediction_bar is not None:
-            self.prediction_bar.set_description("Evaluating")
-
-
-def label_progress_bars(trainer: Trainer) -> None:
-    """Replace the progress bars of a trainer by labelled ones, unless they are off or those of a notebook."""
-    if trainer.pop_callback(ProgressCallback) is not None:
-        trainer.add_callback(LabelledProgressCallback())
