@@ -143,7 +143,7 @@ def _check_report_to(arguments: TrainingArguments) -> None:
             for callback in get_reporting_integration_callbacks([name]):
                 callback()
         except (RuntimeError, ImportError, AssertionError, ValueError) as error:
-            raise PosEncError(f"--report-to {name} is not available: pip install {name}. {error}") from None
+            raise PosEncError(f"--report-to {name} is not available: {error}") from None
 
 
 def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport, warm_start: bool) -> RecoveryTrainer:
