@@ -12,6 +12,9 @@ from transformers.trainer_utils import has_length
 class LabelledProgressCallback(ProgressCallback):
     """Transformers' progress bars with a label each, from the first frame on: "Training" and "Evaluating"."""
 
+    training_bar: tqdm | None
+    prediction_bar: tqdm | None
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self.training_bar = tqdm(total=state.max_steps, desc="Training", dynamic_ncols=True)
