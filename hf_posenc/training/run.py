@@ -180,6 +180,7 @@ def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport,
         position_learning_rate=request.position_learning_rate or multiplier * arguments.learning_rate,
         predicts_tokens=builder.objective.predicts_tokens,
         train_collator=builder.train_collator,
+        companions=_read_companions(request),
         has_adapters=request.trainable == "lora",
     )
     label_progress_bars(trainer)
@@ -232,7 +233,8 @@ def _save_variant(trainer: RecoveryTrainer, builder: RunBuilder) -> None:
     try:
         trainer.save_model(str(staging))
         if trainer.args.should_save:
-            _copy_companions(builder.request, staging)
+            assert trainer.companions is not None
+            trainer.companions.copy_to(staging, replace=False)
             if max_length is not None:
                 write_max_length(staging, max_length, lower=builder.request.max_length is not None)
     except BaseException:
@@ -256,7 +258,6 @@ def _set_max_length(model: PreTrainedModel, builder: RunBuilder) -> int | None:
     return max_length
 
 
-def _copy_companions(request: TrainRequest, directory: Path) -> None:
-    """Copy files of the checkpoint that Trainer does not save, such as the modules of sentence-transformers."""
-    source = find_checkpoint(request.model, request.revision, patterns=(CONFIG_NAME, *COMPANION_FILES))
-    Companions.read(source).copy_to(directory, replace=False)
+def _read_companions(request: TrainRequest) -> Companions:
+    """Files of the checkpoint that Trainer does not save, such as the modules of sentence-transformers."""
+    return Companions.read(find_checkpoint(request.model, request.revision, patterns=(CONFIG_NAME, *COMPANION_FILES)))
