@@ -8,10 +8,14 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 OLDEST := 5.4.0
 # The release that builds of torch 2.13 for GPUs require.
 TRITON := 3.7.1
+TOOL_TESTS := tests/integration/test_trl.py tests/integration/test_sentence_embedders.py \
+	tests/integration/test_model_kwargs.py tests/integration/test_ecosystem.py tests/evaluation/test_harness.py \
+	tests/cli/test_other_programs.py tests/cli/test_autoload.py tests/cli/test_export.py tests/checkpoints/test_export.py \
+	tests/examples/test_notebooks.py tests/examples/test_compare_schemes.py
 MEASURED := hf_posenc/schemes/*,hf_posenc/attention/*,patches/*
 
-.PHONY: help install test test-all test-gpu-kernels test-reliability test-compat test-upstream coverage lint format \
-	check package docs docs-serve reference census figures demo compare notebooks bench bench-quick bench-gpu \
+.PHONY: help install test test-all test-tools test-gallery test-gpu-kernels test-reliability test-compat test-upstream \
+	coverage lint format check package docs docs-serve reference census figures demo compare notebooks bench bench-quick bench-gpu \
 	bench-recovery gpu-report clean
 
 help:  ## list the targets
@@ -31,6 +35,13 @@ test: install  ## run the fast tests; run these for every change
 
 test-all: install  ## run all tests, including the slow ones
 	$(PYTEST) -n $(WORKERS) -m 'slow or not slow'
+
+test-tools: install  ## run the tests, slow ones too, with TRL, serving, sentence-transformers, lm-eval and notebooks; no skips
+	HF_POSENC_NO_SKIPS=1 $(PYTEST) -n $(WORKERS) -m 'slow or not slow' $(TOOL_TESTS)
+
+# Needs a browser based on Chromium: `playwright install chromium`, or set CHROME.
+test-gallery: docs  ## look at the gallery of the documentation in a browser
+	HF_POSENC_NO_SKIPS=1 $(PYTEST) -m 'slow or not slow' tests/docs/test_gallery.py
 
 # GPU=a100 generates the kernels of an A100, and ONLY="-k t5" runs a part, ONLY="-k triton" the package's own kernels.
 test-gpu-kernels: install  ## run GPU kernels by Triton's interpreter, and assemble our own; no GPU, Linux only, takes long

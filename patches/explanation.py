@@ -79,6 +79,7 @@ class Explanation:
         groups: dict[tuple[Any, ...], list[int]] = {}
         for report in self.layers:
             groups.setdefault((report.active, report.choices), []).append(report.layer)
+        shared = _shared_lines([choices for _, choices in groups])
         explained: dict[tuple[PathChoice, ...], str] = {}
         for (active, choices), indices in groups.items():
             name = _format_layers(indices)
@@ -86,9 +87,9 @@ class Explanation:
             if choices in explained:
                 lines.append(f"  paths as in {explained[choices]}")
             else:
-                lines.extend(_format_choices(choices))
+                lines.extend(line for line in _format_choices(choices) if line not in shared)
             explained.setdefault(choices, name)
-        return "\n".join(lines)
+        return "\n".join([*lines, *(["all layers:"] if shared else []), *shared])
 
 
 def explain(model: nn.Module) -> Explanation:
@@ -216,6 +217,13 @@ def _format_layers(indices: list[int]) -> str:
             runs.append([index])
     names = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
     return f"layer {indices[0]}" if len(indices) == 1 else f"layers {', '.join(names)}"
+
+
+def _shared_lines(choices: list[tuple[PathChoice, ...]]) -> list[str]:
+    """The lines that all groups of layers have in common, if their paths differ."""
+    first, *others = dict.fromkeys(choices)
+    texts = [set(_format_choices(other)) for other in others]
+    return [line for line in _format_choices(first) if texts and all(line in text for text in texts)]
 
 
 def _format_choices(choices: tuple[PathChoice, ...]) -> list[str]:

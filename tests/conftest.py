@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -16,6 +17,15 @@ avoid_broken_amx()  # before torch is imported here or in a worker
 
 from tests.support.hub_fixtures import hub, other, owner, server, third  # noqa: E402, F401
 from tests.support.stock_fixtures import stock, text  # noqa: E402, F401
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With HF_POSENC_NO_SKIPS, a skipped test fails: where all packages are installed, nothing may be left out."""
+    report: pytest.TestReport = yield
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("HF_POSENC_NO_SKIPS"):
+        report.outcome, report.longrepr = "failed", f"skipped, which HF_POSENC_NO_SKIPS forbids: {report.longrepr}"
+    return report
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -15,7 +15,7 @@ from hf_posenc.errors import install_command
 from tests.support import tiny_models as tiny
 
 ROOT = Path(__file__).parents[1]
-INSTALLS = re.compile(r"pip install[^\n`\"]*?hf_posenc[^\n`\"]*")
+INSTALLS = re.compile(r"pip install[^\n`]*?hf_posenc[^\n`]*")
 CHECKED = ("*.md", "*.py", "*.html", "*.yml", "*.yaml", "*.toml", "*.ipynb")
 
 

@@ -84,11 +84,17 @@ class Conversion:
         if self.drift is not None:
             lines.append(f"  drift from the source: {self.drift}")
         if self.stock_rope_parameters is not None:
-            parameters = json.dumps(self.stock_rope_parameters)
-            lines.append("  note: the stock model computes the same, without hf_posenc, with this in its config.json:")
-            lines.append(f'    "rope_parameters": {parameters}')
-            lines.append("  `hf-posenc convert --stock` writes that checkpoint, and `hf-posenc export` one from this")
+            lines += [f"  {line}" for line in _stock_note(self.stock_rope_parameters).splitlines()]
         return "\n".join(lines)
+
+
+def _stock_note(rope_parameters: dict[str, Any]) -> str:
+    """How to have the result without a variant."""
+    return (
+        "note: the stock model computes the same, without hf_posenc, with this in its config.json:\n"
+        f'  "rope_parameters": {json.dumps(rope_parameters)}\n'
+        "`hf-posenc convert --stock` writes that checkpoint, and `hf-posenc export` one from the variant"
+    )
 
 
 def convert_checkpoint(
@@ -104,6 +110,7 @@ def convert_checkpoint(
     max_length: int | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
+    notify: Callable[[str], object] | None = None,
 ) -> Conversion:
     """Write a variant of a checkpoint with another position scheme, without building the model.
 
@@ -125,6 +132,7 @@ def convert_checkpoint(
             source, or the length of a longer position table. The scheme must reach it.
         revision: Branch, tag or commit of a Hub id.
         token: A Hub token; by default the stored one.
+        notify: Called with a text before anything is written if a stock config alone would do, such as `print`.
 
     Returns:
         What was kept, dropped and added.
@@ -155,6 +163,9 @@ def convert_checkpoint(
     layout = _ModelLayout.of(checkpoint)
     dropped, row_orders = _dropped_tensors(layout, plan), _row_orders(layout, plan, rotary_weights)
     added = _scheme_tensors(layout, plan, seed)
+    stock_parameters = None if row_orders else stock_rope_parameters(checkpoint.architecture, config, plan)
+    if notify is not None and stock_parameters is not None:
+        notify(_stock_note(stock_parameters))
     drift = None
     with atomic_directory(target, force) as directory:
         linked, rewritten = write_shards(
@@ -183,7 +194,7 @@ def convert_checkpoint(
         left_out=left_out,
         warm_started=warm_start is not None,
         drift=drift,
-        stock_rope_parameters=stock_rope_parameters(checkpoint.architecture, config, plan) if not row_orders else None,
+        stock_rope_parameters=stock_parameters,
     )
 
 

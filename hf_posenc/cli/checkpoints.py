@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -73,6 +74,7 @@ def convert(
             warm_start=start,
             drift_text=drift_text,
             max_length=max_length,
+            notify=None if stock else partial(typer.echo, err=True),
         )
     echo_json(dataclasses.asdict(result)) if as_json else typer.echo(str(result))
 

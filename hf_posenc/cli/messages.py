@@ -50,8 +50,8 @@ def announce_wait(label: str) -> Iterator[None]:
 def name_flags(message: str, flags: Mapping[str, str], values: Mapping[str, str]) -> str:
     """Name flags in an error message that was written for Python, such as "max_length must be at least 1".
 
-    Names of arguments become flags. If there are none, the flag whose value is mentioned is put in front. A message
-    that has a flag already is returned as it is.
+    Names of arguments become flags. If there are none, the flag whose value is mentioned is put in front, and --scheme
+    if it was given and the message is about a scheme. A message that has a flag already is returned as it is.
 
     Args:
         message: The error message.
@@ -68,6 +68,8 @@ def name_flags(message: str, flags: Mapping[str, str], values: Mapping[str, str]
         renamed = re.sub(pattern, flag, renamed)
     if renamed != message:
         return renamed
+    if "scheme" in values and _is_about_scheme(message):
+        return f"{flags['scheme']}: {message}"
     named = [flags[name] for name, value in values.items() if name in flags and _is_mentioned(value, message)]
     return f"{named[0]}: {message}" if len(set(named)) == 1 else message
 
@@ -87,6 +89,14 @@ def flags_of(context: typer.Context | None) -> tuple[dict[str, str], dict[str, s
 def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return name in context.params and source is not None and source.name == "COMMANDLINE"
+
+
+def _is_about_scheme(message: str) -> bool:
+    """Whether a message begins with the name of the field, or with that of a scheme: errors in its options do."""
+    from ..registry import SCHEMES
+
+    match = re.match(r"(\w+)(?:: | acts | has no layers )", message)
+    return message.startswith("position_scheme") or (match is not None and match[1] in SCHEMES)
 
 
 def _contains_flag(message: str, flag: str) -> bool:

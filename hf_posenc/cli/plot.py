@@ -33,6 +33,10 @@ class Kind:
     by_layer: bool = False
     on_text: bool = False
 
+    def __str__(self) -> str:
+        shown = "one model" if self.max_models == 1 else f"at most {self.max_models}"
+        return f"{self.help} ({shown}; needs --model and --data)" if self.on_text else f"{self.help} ({shown})"
+
 
 KINDS = {
     "position-embeddings": Kind("position embeddings as a heat map", 128, max_models=4, with_original=False),
@@ -44,8 +48,8 @@ KINDS = {
         "bias on the attention scores, per head", 128, max_models=4, with_original=False, by_layer=True
     ),
     "rotary-decay": Kind("decay of similarity under a rotation", 512, max_models=8, by_layer=True),
-    "attention-by-distance": Kind("attention on a text, per head", 256, max_models=2, on_text=True),
-    "rotary-frequencies": Kind("contribution of each rotary frequency on a text", 256, max_models=2, on_text=True),
+    "attention-by-distance": Kind("attention on a text, per head", 256, max_models=4, on_text=True),
+    "rotary-frequencies": Kind("contribution of each rotary frequency on a text", 256, max_models=4, on_text=True),
 }
 Build = Callable[[], "PreTrainedModel"]
 MAX_LENGTH, MAX_ROWS = 2**20, 2**20
@@ -54,13 +58,13 @@ MAX_LENGTH, MAX_ROWS = 2**20, 2**20
 @app.command()
 def plot(
     context: typer.Context,
-    kind: Annotated[str, Argument(help="; ".join(f"{name}: {entry.help}" for name, entry in KINDS.items()))],
+    kind: Annotated[str, Argument(help="; ".join(f"{name}: {entry}" for name, entry in KINDS.items()))],
     scheme: Annotated[
         list[str] | None, Option(help="A scheme name or JSON; repeat to compare. With --model, replaces its scheme.")
     ] = None,
     model: Annotated[str | None, Option(help="Checkpoint directory or Hub id.")] = None,
     compare: Annotated[str | None, Option(help="Second checkpoint, compared with --model.")] = None,
-    data: Annotated[Path | None, Option(help="Text file, for plots that are measured on text.")] = None,
+    data: Annotated[Path | None, Option(help="Text file, for attention-by-distance and rotary-frequencies.")] = None,
     out: Annotated[Path | None, Option(help="Figure to write: .png, .svg or .pdf.")] = None,
     length: Annotated[
         int | None,
@@ -74,6 +78,11 @@ def plot(
     as_json: Json = False,
 ) -> None:
     """Plot what a position scheme does, alone or in a checkpoint, and print a summary.
+
+    Give --scheme or --model, and --out or --json. With --model and --scheme,
+    most plots show the model's own encoding too, which counts as one of the
+    models; position-embeddings, bias-by-distance and token-clusters show
+    that of --scheme only.
 
     Example: hf-posenc plot position-embeddings --scheme sinusoidal --hidden-size 512 --out sinusoidal.png
 

@@ -156,10 +156,19 @@ def train(
     streaming: Annotated[bool | None, OfData("--streaming", help="Stream the data.")] = None,
     packing: Annotated[bool | None, Option(help="Pack documents into rows.", show_default="for causal models")] = None,
     positions: Annotated[
-        str | None, OfData(help="How to sample positions up to --target-length: pose, randomized or shape.")
+        str | None,
+        OfData(
+            help="How to sample positions up to --target-length: pose, randomized or shape.",
+            show_default="none: consecutive positions",
+        ),
     ] = None,
     target_length: Annotated[
-        int | None, OfData(min=2, help="Length up to which --positions samples positions.")
+        int | None,
+        OfData(
+            min=2,
+            help="Length up to which --positions samples positions; required with it.",
+            show_default="none: --train-length",
+        ),
     ] = None,
     mlm_probability: Annotated[
         float | None, OfData(help="Fraction of tokens to mask, for masked LMs.", show_default="0.15")

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -117,6 +118,22 @@ class EvaluationReport:
         return write_text(Path(directory) / LENGTH_CURVE_FILE, json.dumps(curve, indent=1))
 
     def __str__(self) -> str:
+        text = self._tables()
+        if max((len(line) for line in text.splitlines() if line.startswith("|")), default=0) <= MAX_WIDTH:
+            return text
+        references = [result.reference for result in self.similarity if result.reference]  # none if it stopped
+        labels = {name: f"model {number}" for number, name in enumerate(dict.fromkeys([*self.models, *references]), 1)}
+        legend = "\n".join(f"{label}: {name}" for name, label in labels.items())
+        return f"{self._with_names(labels)._tables()}\n\n{legend}"
+
+    def _with_names(self, names: dict[str, str]) -> EvaluationReport:
+        """The same report with other names of the models."""
+        renamed: dict[str, Any] = {
+            metric: tuple(_rename(result, names) for result in getattr(self, metric)) for metric in METRICS
+        }
+        return dataclasses.replace(self, models=tuple(names[model] for model in self.models), **renamed)
+
+    def _tables(self) -> str:
         notes: Notes = {}
         paragraphs = [self._perplexity_table(notes)] if self.perplexity else []
         if not self.is_comparable():
@@ -153,6 +170,12 @@ class EvaluationReport:
         if compared:
             tables.append(_render_fitting(f"Perplexity divided by that of {baseline}", ratio_rows))
         return "\n\n".join(tables)
+
+
+def _rename(result: Result, names: dict[str, str]) -> Result:
+    if isinstance(result, SimilarityResult):
+        return dataclasses.replace(result, model=names[result.model], reference=names.get(result.reference, ""))
+    return dataclasses.replace(result, model=names[result.model])
 
 
 def _csv_rows(metric: str, result: Result) -> Iterator[dict[str, object]]:

@@ -143,14 +143,12 @@ def separability(*results: analysis.Separability) -> Figure:
     return figure
 
 
-def attention_by_distance(
-    before: analysis.AttentionByDistance, after: analysis.AttentionByDistance | None = None
-) -> Figure:
-    """Draw the share of attention by distance, one row per head.
+def attention_by_distance(*results: analysis.AttentionByDistance) -> Figure:
+    """Draw the share of attention by distance, one row per head, models below each other.
 
     Args:
-        before: The model to draw.
-        after: A second model, drawn next to the first with the change from one to the other.
+        *results: Results of `analysis.attention_by_distance`. For two of them, the change from one to the other is
+            drawn as well.
 
     Returns:
         The figure; see `save_figure`.
@@ -158,12 +156,12 @@ def attention_by_distance(
     Raises:
         PosEncError: If the models have different numbers of layers or heads, or were measured at different lengths.
     """
-    results = [before] if after is None else [before, after]
+    style.check_not_empty(results)
     bins, shares = zip(*(result.binned() for result in results), strict=True)
     if len({share.shape[:2] for share in shares}) > 1:
-        raise PosEncError("the two models must have the same number of layers and heads")
-    if bins[0] != bins[-1]:
-        raise PosEncError("the two models must be measured on rows of the same length")
+        raise PosEncError("all models must have the same number of layers and heads")
+    if any(labels != bins[0] for labels in bins):
+        raise PosEncError("all models must be measured on rows of the same length")
     figure, panels = style.draw_heads([result.name for result in results], shares, "share of attention")
     for axes in panels:
         axes.set_xticks(range(len(bins[0])), bins[0], rotation=45)
@@ -237,12 +235,12 @@ def rotary_decay(*results: analysis.RotaryDecay) -> Figure:
     return figure
 
 
-def rotary_frequencies(before: analysis.RotaryFrequencies, after: analysis.RotaryFrequencies | None = None) -> Figure:
-    """Draw the contribution of each frequency to the attention scores, one row per head.
+def rotary_frequencies(*results: analysis.RotaryFrequencies) -> Figure:
+    """Draw the contribution of each frequency to the attention scores, one row per head, models below each other.
 
     Args:
-        before: The model to draw.
-        after: A second model, drawn next to the first with the change from one to the other, pair by pair.
+        *results: Results of `analysis.rotary_frequencies`. For two of them, the change from one to the other is drawn
+            as well, pair by pair.
 
     Returns:
         The figure; see `save_figure`.
@@ -250,11 +248,11 @@ def rotary_frequencies(before: analysis.RotaryFrequencies, after: analysis.Rotar
     Raises:
         PosEncError: If the models rotate different numbers of pairs, layers or heads.
     """
-    results = [before] if after is None else [before, after]
+    style.check_not_empty(results)
     shares = [result.share for result in results]
-    if shares[0].shape != shares[-1].shape:
-        raise PosEncError("the two models must rotate the same number of pairs, layers and heads")
-    figure, panels = style.draw_heads([result.name for result in results], shares, "contribution", before.layers)
+    if len({share.shape for share in shares}) > 1:
+        raise PosEncError("all models must rotate the same number of pairs, layers and heads")
+    figure, panels = style.draw_heads([result.name for result in results], shares, "contribution", results[0].layers)
     ticks = style.spread_ticks(shares[0].shape[-1], 8)
     for axes, result in zip(panels, results, strict=False):
         axes.set_xticks(ticks, [f"{result.wavelengths[pair]:,.0f}" for pair in ticks], rotation=45)

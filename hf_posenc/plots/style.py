@@ -33,6 +33,8 @@ CLIP_QUANTILE, OUTLIER_RATIO = 0.995, 1.5
 """Diverging heat maps are clipped at this quantile if the maximum exceeds it by this ratio."""
 FIGURE_WIDTH = 7.0
 """In inches, of figures with several panels. Wider ones have illegible text where they are scaled to a phone."""
+MAX_PANEL_HEIGHT = 10.0
+"""In inches, of heat maps with a row per head: large models have thousands of them."""
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -112,8 +114,8 @@ def draw_heads(
 ) -> tuple[Figure, list[Axes]]:
     """Heat maps of (layers, heads, columns), one row per head; for two of them, also the change."""
     num_layers, num_heads = shares[0].shape[:2]
-    columns = 1 if len(shares) == 1 else 3
-    figure, panels = subplots(1, columns, 4.6 * columns, max(3.4, 2.2 + 0.09 * num_layers * num_heads))
+    height = min(max(3.2, 1.6 + 0.09 * num_layers * num_heads), MAX_PANEL_HEIGHT)
+    figure, panels = panel_grid(len(shares) + (len(shares) == 2), height, columns=1)
     highest = max(float(share.max()) for share in shares)
     for axes, name, share in zip(panels, names, shares, strict=False):
         draw_heatmap(axes, share.flatten(0, 1).numpy(), label, limits=(0.0, highest))

@@ -25,6 +25,7 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
 from ..checkpoints import (
+    Companions,
     checkpoint_step,
     fsync,
     is_out_of_space,
@@ -63,6 +64,8 @@ class CheckpointingTrainer(Trainer):
     """transformers' `Trainer` with atomic checkpoints, for models with or without LoRA adapters."""
 
     has_adapters = False
+    companions: Companions | None = None
+    """Files of the original checkpoint that `Trainer` does not save, such as the modules of sentence-transformers."""
     is_fsdp_enabled: bool
     _staging: Path | None = None
 
@@ -88,6 +91,8 @@ class CheckpointingTrainer(Trainer):
             best = checkpoint.with_name(f"checkpoint-{self.state.best_global_step}")
             self.state.best_model_checkpoint = str(best)
             self.state.save_to_json(str(staged / "trainer_state.json"))
+        if self.companions is not None:
+            self.companions.copy_to(staged, replace=False)
         write_manifest(staged)
         if checkpoint.exists():
             shutil.rmtree(checkpoint)

@@ -16,6 +16,7 @@ from ..checkpoints import RECOVERY_FILE, write_text
 from ..text_data import ATTENTION_MASK
 from .distillation import pooled_cosine
 from .objectives import AUTO_CLASSES, Objective, compute_accuracy
+from .progress import label_progress_bars
 from .sharding import is_sharded
 from .trainer import RecoveryTrainer, with_perplexity
 
@@ -62,6 +63,7 @@ class RecoveryReport:
             data_collator=self.builder.data_collator,
             compute_metrics=compute_accuracy if self.builder.labels is not None else None,
         )
+        label_progress_bars(trainer)
         self.stages[stage] = self._evaluate(trainer) if self._has_head else self._compare_embeddings(trainer)
 
     def measure_trained(self, trainer: RecoveryTrainer) -> None:

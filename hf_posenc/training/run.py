@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, ProgressCallback, Trainer, TrainingArguments, set_seed
+from transformers import PreTrainedModel, TrainingArguments, set_seed
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import TrainOutput
 
@@ -33,9 +33,10 @@ from .factories import RunBuilder
 from .fingerprints import MODEL, TEACHER, digest
 from .objectives import Objective, compute_accuracy
 from .optimizer import add_lora, head_names, train_positions_only
+from .progress import label_progress_bars
 from .report import RecoveryReport
 from .run_state import TEACHER_CACHE, RunState
-from .source_files import check_source_links, copy_companions
+from .source_files import check_source_links, read_companions
 from .teacher_cache import TeacherCache
 from .trainer import RecoveryTrainer
 
@@ -131,7 +132,7 @@ def _check_report_to(arguments: TrainingArguments) -> None:
             for callback in get_reporting_integration_callbacks([name]):
                 callback()
         except (RuntimeError, ImportError, AssertionError, ValueError) as error:
-            raise PosEncError(f"--report-to {name} is not available: pip install {name}. {error}") from None
+            raise PosEncError(f"--report-to {name} is not available: {error}") from None
 
 
 def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport, warm_start: bool) -> RecoveryTrainer:
@@ -169,6 +170,7 @@ def _build_trainer(builder: RunBuilder, state: RunState, report: RecoveryReport,
             position_learning_rate=request.position_learning_rate or multiplier * arguments.learning_rate,
             predicts_tokens=builder.objective.predicts_tokens,
             train_collator=builder.train_collator,
+            companions=read_companions(request),
             has_adapters=request.trainable == "lora",
         )
     label_progress_bars(trainer)
@@ -222,7 +224,8 @@ def _save_variant(trainer: RecoveryTrainer, builder: RunBuilder) -> None:
     try:
         trainer.save_model(str(staging))
         if trainer.args.should_save:
-            copy_companions(builder.request, staging)
+            assert trainer.companions is not None
+            trainer.companions.copy_to(staging, replace=False)
             if max_length is not None:
                 write_max_length(staging, max_length, lower=builder.request.max_length is not None)
     except BaseException:
@@ -244,23 +247,3 @@ def _set_max_length(model: PreTrainedModel, builder: RunBuilder) -> int | None:
     if not set_config_length(schemes, bases[0].config, max_length, required=request.max_length is not None):
         return None
     return max_length
-
-
-class LabelledProgressCallback(ProgressCallback):
-    """Transformers' progress bars with a label each: "Training" and "Evaluating"."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.set_description("Training")
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_prediction_step(args, state, control, **kwargs)
-        if self.prediction_bar is not None:
-            self.prediction_bar.set_description("Evaluating")
-
-
-def label_progress_bars(trainer: Trainer) -> None:
-    """Replace the progress bars of a trainer by labelled ones, unless they are off or those of a notebook."""
-    if trainer.pop_callback(ProgressCallback) is not None:
-        trainer.add_callback(LabelledProgressCallback())

@@ -36,9 +36,9 @@ def check_companions(request: TrainRequest, is_main_process: bool) -> None:
         logger.warning(f"Left out of the variant, because it is or names code: {', '.join(names)}")
 
 
-def copy_companions(request: TrainRequest, directory: Path) -> None:
-    """Copy files of the checkpoint that Trainer does not save, such as the modules of sentence-transformers."""
-    Companions.read(_find_source(request)).copy_to(directory, replace=False)
+def read_companions(request: TrainRequest) -> Companions:
+    """Files of the checkpoint that Trainer does not save, such as the modules of sentence-transformers."""
+    return Companions.read(_find_source(request))
 
 
 def _find_source(request: TrainRequest) -> Path:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 
-from ..checkpoints import is_scheme_parameter
+from ..checkpoints import Companions, is_scheme_parameter
 from ..errors import PosEncError
 from ..text_data import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 from .argument_checks import translate_construction_errors
@@ -52,6 +52,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         predicts_tokens: Whether the evaluation loss is a mean over tokens; then its perplexity is logged too.
         train_collator: Collator of the training rows if it chooses positions; `data_collator` is then for evaluation.
             The teacher reads the rows at positions without jumps.
+        companions: Files that every checkpoint gets too, such as the modules of a sentence-transformers model.
         has_adapters: Whether the model has LoRA adapters, which are merged into the weights that are saved.
         **kwargs: As for `Trainer`.
     """
@@ -66,6 +67,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         position_learning_rate: float | None = None,
         predicts_tokens: bool = True,
         train_collator: DataCollatorWithPositions | None = None,
+        companions: Companions | None = None,
         has_adapters: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -79,7 +81,7 @@ class RecoveryTrainer(CheckpointingTrainer):
         self.train_collator = train_collator
         if train_collator is not None:
             self.add_callback(PositionEpochCallback(train_collator))
-        self.has_adapters = has_adapters
+        self.companions, self.has_adapters = companions, has_adapters
         self._is_finite = torch.ones((), dtype=torch.bool, device=self.args.device)
         self._term_sums = torch.zeros(len(LOSS_TERMS), 2, device=self.args.device)  # of the values, and their number
         self._mean_counts: torch.Tensor | None = None

@@ -15,6 +15,7 @@ import hf_posenc
 from hf_posenc import PosEncError
 from hf_posenc.checkpoints import files, weights
 from hf_posenc.checkpoints.export import gpt_neox, position_table, run
+from hf_posenc.registry import SCHEMES
 from tests.checkpoints.stock_checkpoints import file_hashes, save_stock, update_json
 from tests.support import exports
 from tests.support import tiny_models as tiny
@@ -57,6 +58,39 @@ def test_schemes_without_a_stock_equal(name: str, tmp_path: Path) -> None:
         hf_posenc.export_checkpoint(tmp_path / "variant", tmp_path / "a" / "stock")
     assert f"Schemes of {architecture.removesuffix('-decoder')} that can be exported" in str(refusal.value)
     assert [path.name for path in tmp_path.iterdir()] == ["variant"]
+
+
+def documented_targets() -> dict[str, list[str]]:
+    """From docs/deploying.md, by scheme: what it is exported as on GPT-2, BERT and LLaMA."""
+    page = Path(__file__).parents[2].joinpath("docs", "deploying.md").read_text(encoding="utf-8")
+    table = page.split("| scheme | GPT-2 | BERT | LLaMA |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {
+        name.strip(" `"): [cell.strip("`") for cell in cells] for names, *cells in rows for name in names.split(",")
+    }
+
+
+def test_every_scheme_is_documented() -> None:
+    ours = {name for name, scheme in SCHEMES.items() if scheme.__module__.startswith("hf_posenc.")}
+    assert set(documented_targets()) == ours
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", documented_targets())
+def test_documented_exports(scheme: str, tmp_path: Path) -> None:
+    for architecture, target in zip(("gpt2", "bert", "llama"), documented_targets()[scheme], strict=True):
+        variant = tmp_path / architecture
+        try:
+            exports.save(variant, architecture, scheme)
+        except PosEncError as error:  # some schemes do not work in encoders
+            assert (architecture, target) == ("bert", "no"), error
+            continue
+        if target == "no":
+            with pytest.raises(PosEncError, match="No stock model"):
+                hf_posenc.export_checkpoint(variant, tmp_path / f"{architecture}-stock")
+        else:
+            export = hf_posenc.export_checkpoint(variant, tmp_path / f"{architecture}-stock")
+            assert export.model_type == target
 
 
 def test_a_token_that_mpnet_takes_for_padding(tmp_path: Path) -> None:

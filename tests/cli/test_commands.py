@@ -14,13 +14,14 @@ import typer.main
 from typer.testing import CliRunner
 
 from hf_posenc.cli import app
+from hf_posenc.cli.plot import KINDS
 from tests.support.hostile_yaml import HOSTILE_YAML
 from tests.support.sampling import some
 
 COMMANDS = ("schemes", "convert", "export", "train", "eval", "plot", "push", "inspect", "enable", "disable")
 WITHOUT_DEFAULT = {
     *("rotary_weights", "warm_start", "drift_text", "message", "config", "eval_data"),
-    *("positions", "target_length", "text"),
+    "text",
     *("results", "csv", "plots", "scheme", "model", "compare", "data", "out"),
 }
 """Options that do nothing unless they are given."""
@@ -55,6 +56,17 @@ def test_help_shows_defaults_and_required_options(command: str) -> None:
         is_flag = option.is_flag and not option.secondary_opts
         expected = "[required]" if option.required else "[default: "
         assert is_flag or option.name in WITHOUT_DEFAULT or expected in line, line
+
+
+def test_help_of_plot_says_what_each_kind_needs() -> None:
+    text = " ".join(plain(CliRunner().invoke(app, ["plot", "--help"], env={"COLUMNS": "2000"}).output).split())
+    assert "Give --scheme or --model, and --out or --json." in text
+    for name, kind in KINDS.items():
+        shown = "one model" if kind.max_models == 1 else f"at most {kind.max_models}"
+        assert f"{name}: {kind.help} ({shown}{'; needs --model and --data' * kind.on_text})" in text
+    without_original = [name for name, kind in KINDS.items() if not kind.with_original or kind.max_models == 1]
+    named = text.split("one of the models; ")[1].split(" show that of --scheme only")[0]
+    assert sorted(named.replace(" and ", ", ").split(", ")) == sorted(without_original)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -97,6 +97,23 @@ def test_convert_tells_when_a_stock_config_would_do(tmp_path: Path) -> None:
     assert rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
 
 
+def test_convert_tells_so_before_it_writes_anything(tmp_path: Path) -> None:
+    source, told = save_stock(tmp_path / "source", "llama"), []
+    result = run("convert", source, "--scheme", THETA, "--out", tmp_path / "variant", "--json")
+    assert '"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}' in result.stderr
+    assert json.loads(result.stdout)["stock_rope_parameters"]["rope_theta"] == 500.0
+
+    def notify(text: str) -> None:
+        told.append(text)
+        assert [path.name for path in tmp_path.iterdir() if "other" in path.name] == []
+
+    hf_posenc.convert_checkpoint(source, json.loads(THETA), tmp_path / "other", notify=notify)
+    assert "--stock" in told[0]
+    assert "rope_parameters" not in run("convert", source, "--scheme", "alibi", "--out", tmp_path / "alibi").stderr
+    stock = run("convert", source, "--scheme", THETA, "--out", tmp_path / "stock", "--stock")
+    assert "rope_parameters" not in stock.stderr
+
+
 def test_convert_to_stock(tmp_path: Path) -> None:
     source = save_stock(tmp_path / "source", "llama")
     result = run("convert", source, "--scheme", THETA, "--out", tmp_path / "a" / "stock", "--stock")

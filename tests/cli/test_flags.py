@@ -41,6 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--max-length and max_length are the same", "--max-length and max_length are the same"),
         ("nothing at some.txt", "--data: nothing at some.txt"),
         ("nothing at some.txt-2", "nothing at some.txt-2"),
+        ("alibi: unknown option 'foo'", "alibi: unknown option 'foo'"),
     ],
 )
 def test_arguments_become_flags(message: str, expected: str) -> None:
@@ -49,6 +50,13 @@ def test_arguments_become_flags(message: str, expected: str) -> None:
 
 def test_a_value_that_two_options_have_names_neither() -> None:
     assert name_flags("no file a.txt", FLAGS, {"data": "a.txt", "scheme": "a.txt"}) == "no file a.txt"
+
+
+def test_errors_in_a_scheme_name_its_flag() -> None:
+    given = {"scheme": "[]"}
+    assert name_flags("alibi: unknown option 'foo'", FLAGS, given) == "--scheme: alibi: unknown option 'foo'"
+    assert name_flags("notes: unknown option 'foo'", FLAGS, given) == "notes: unknown option 'foo'"
+    assert name_flags("learned: max_length=9 is too long", FLAGS, given) == "learned: --max-length 9 is too long"
 
 
 EVAL = "eval {stock} --data {text}"
@@ -74,6 +82,14 @@ ERRORS = {
     "eval {stock} --data nowhere.txt": "--data",
     f"{CONVERT} --scheme wishes": "--scheme",
     f"{CONVERT} --scheme {{{{": "--scheme",
+    f'{CONVERT} --scheme {{{{"type":"alibi","foo":1}}}}': "--scheme: alibi: unknown option 'foo'",
+    f'{CONVERT} --scheme {{{{"type":"rope","theta":-1}}}}': "--scheme: rope: theta",
+    f'{CONVERT} --scheme {{{{"type":"alibi","layers":[9]}}}}': "--scheme: alibi: layers",
+    f'{CONVERT} --scheme {{{{"type":"learned","layers":[0]}}}}': "--scheme: learned acts at the input",
+    f'{CONVERT} --scheme {{{{"theta":1}}}}': "--scheme: position_scheme: ",
+    f"{CONVERT} --scheme []": "--scheme: position_scheme is an empty list",
+    f"{CONVERT} --scheme [3]": "--scheme: position_scheme must be",
+    'plot bias --scheme {{"type":"t5","foo":1}} --out {new}.png': "--scheme: t5: unknown option 'foo'",
     f"{CONVERT} --scheme rope --rotary-weights sideways": "--rotary-weights",
     f"{CONVERT} --scheme learned --max-length 4096": "--max-length",
     f"{CONVERT} --scheme alibi --drift-text nowhere.txt": "--drift-text",

@@ -85,6 +85,21 @@ def test_attention_of_a_checkpoint(checkpoint: Path) -> None:
     assert "variant: mean attention distance" in converted.output
 
 
+@pytest.mark.parametrize(("kind", "schemes"), [("attention", ["alibi", "rope", "t5"]), ("rotary-f", ["rope", "xpos"])])
+def test_several_schemes_on_a_text(kind: str, schemes: list[str], checkpoint: Path) -> None:
+    arguments = [kind, "--model", str(checkpoint / "stock"), "--data", str(checkpoint / "text.txt"), "--length", "20"]
+    arguments += ["--rows", "2", "--out", str(checkpoint / "figure.png"), "--json"]
+    given = [word for scheme in schemes for word in ("--scheme", scheme)]
+    done = run(*arguments, *given)
+    assert done.exit_code == 0, done.output
+    names = [result["name"] for result in json.loads(done.stdout)["results"]]
+    original = ["stock"] if kind == "attention" else []  # it has no rotation
+    assert names == [*original, *(f"stock: {scheme}" for scheme in schemes)]
+    too_many = run(*arguments, *["--scheme", "rope"] * 4)
+    assert too_many.exit_code == 2
+    assert "shows at most 4" in too_many.stderr
+
+
 def test_embeddings_of_a_checkpoint(checkpoint: Path) -> None:
     stock, out = str(checkpoint / "stock"), str(checkpoint / "figure.png")
     drawn = run("position-embeddings", "--model", stock, "--out", out)

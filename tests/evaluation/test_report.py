@@ -10,7 +10,7 @@ import pytest
 
 import hf_posenc
 from hf_posenc.errors import PosEncError
-from hf_posenc.evaluation import Estimate, EvaluationReport, PasskeyResult, PerplexityResult, Stopped
+from hf_posenc.evaluation import Estimate, EvaluationReport, PasskeyResult, PerplexityResult, SimilarityResult, Stopped
 from hf_posenc.evaluation.results import DepthResult
 from tests.support import tiny_models as tiny
 from tests.support.evaluation import random_ids
@@ -107,6 +107,27 @@ def test_tables_of_six_models_fit_a_terminal(name_length: int) -> None:
     assert text.count("1 (1 to 1)") == 5 * len(lengths)
     for depth in range(9):
         assert f"depth {depth / 8:.0%}" in text
+
+
+def test_long_names_of_six_models_are_numbered() -> None:
+    names = tuple(f"model-{index}".ljust(63, "x") for index in range(6))
+    estimate, lengths = Estimate(123.4, (120.1, 127.9)), (512, 1024, 2048, 4096)
+    shared = {"perplexity": estimate, "text_hash": "same", "segment_tokens": (5, 5), "segment_losses": (9.0, 8.0)}
+    results = [PerplexityResult(name, length, **shared) for name in names for length in lengths]
+    results[-1] = PerplexityResult(names[5], 4096, Stopped("limit (2048)", 2048))
+    cells = tuple(DepthResult(depth / 8, 4, estimate, estimate, 3.0, -1.0) for depth in range(9))
+    others = {
+        "passkey": tuple(PasskeyResult(name, 512, depths=cells) for name in names),
+        "similarity": tuple(SimilarityResult(name, 512, reference="r" * 63, cosine=estimate) for name in names),
+    }
+    report = EvaluationReport(names, 1024, 0.95, perplexity=tuple(results), **others)
+    lines = str(report).splitlines()
+    assert max(map(len, lines)) <= 100
+    for number, name in enumerate((*names, "r" * 63), 1):
+        assert f"model {number}: {name}" in lines
+    assert "[1] model 6: limit (2048)" in lines
+    assert sum(line.count("123.4 (120.1 to 127.9)") for line in lines) == 23 + 6
+    assert report.to_dict()["models"] == names, "only tables have numbers"
 
 
 def test_a_narrow_table_stays_in_one_piece() -> None:

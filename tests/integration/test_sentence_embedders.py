@@ -13,6 +13,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, RobertaConfig, XL
 from typer.testing import CliRunner
 
 import hf_posenc
+from hf_posenc.checkpoints import verify_manifest
+from hf_posenc.checkpoints.files import MANIFEST_FILE
 from hf_posenc.cli import app
 from hf_posenc.errors import PosEncError
 from hf_posenc.patches import max_positions
@@ -25,6 +27,7 @@ needs_sentence_transformers = pytest.mark.skipif(
 )
 LONGER = 4 * tiny.TRAINED_LENGTH
 MODULES = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+MODULE_FILES = ("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json")
 PROMPTS = {"query": "w5 w6"}
 
 
@@ -152,8 +155,11 @@ def test_training_keeps_the_modules_and_names_the_length(tmp_path: Path) -> None
     source = save_embedder(tmp_path / "stock")
     train(source, tmp_path / "out", tiny.TRAINED_LENGTH // 2)
     assert_lengths(tmp_path / "out", tiny.TRAINED_LENGTH)
-    for name in ("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"):
-        assert read(tmp_path / "out", name) == read(source, name)
+    checkpoint = tmp_path / "out" / "checkpoint-1"
+    assert verify_manifest(checkpoint) is None
+    for name in MODULE_FILES:
+        assert read(tmp_path / "out", name) == read(checkpoint, name) == read(source, name)
+        assert name in read(checkpoint, MANIFEST_FILE)
     train(source, tmp_path / "out", tiny.TRAINED_LENGTH // 2, "--max-length", str(LONGER), "--restart")
     assert_lengths(tmp_path / "out", LONGER)
 
@@ -179,6 +185,9 @@ def test_sentence_transformers(model_type: str, how: str, tmp_path: Path) -> Non
         hf_posenc.convert_checkpoint(source, "alibi", variant, max_length=LONGER)
     else:
         train(source, variant, tiny.TRAINED_LENGTH, "--max-length", str(LONGER))
+        checkpoint = SentenceTransformer(str(variant / "checkpoint-1"), device="cpu")
+        assert [type(module).__name__ for module in checkpoint] == [name for _, name in MODULES]
+        assert checkpoint.prompts["query"] == PROMPTS["query"]
     embedder = SentenceTransformer(str(variant), device="cpu")
     assert embedder.max_seq_length == LONGER
     assert embedder.prompts["query"] == PROMPTS["query"]

@@ -70,6 +70,16 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "a stock model: hf_posenc does nothing in it\n"
 
 
+def test_no_line_is_said_twice() -> None:
+    scheme = ["rope", {"type": "alibi", "layers": "::2"}, {"type": "t5", "layers": [1]}]
+    lines = str(hf_posenc.explain(tiny.model("gpt2", scheme, n_layer=4))).splitlines()
+    assert len(lines) == len(set(lines)), lines
+    heads = [index for index, line in enumerate(lines) if line.endswith(":") or line.startswith("layer")]
+    assert lines[heads[-1]] == "all layers:"
+    assert lines[heads[-1] + 1].startswith("  flex_attention")
+    assert "all layers:" not in str(hf_posenc.explain(tiny.model("gpt2", "rope")))
+
+
 def test_equal_layers_are_listed_once() -> None:
     scheme = [{"type": "alibi", "layers": "::2"}, {"type": "rope", "layers": "::2"}]
     text = str(hf_posenc.explain(tiny.model("llama", scheme)))

@@ -155,7 +155,11 @@ def test_many_panels_stay_narrow() -> None:
     rotation = analysis.rotary_decay(analysis.build_model("rope"), 20)
     figures = [plots.bias_by_distance(*[bias] * 4), plots.position_embeddings(*[table] * 3)]
     figures += [plots.rotary_decay(rotation, rotation)]
-    for figure, count in zip(figures, (4, 3, 2), strict=True):
+    attention = analysis.attention_by_distance(model("gpt2"), tokens(2, 12))
+    frequencies = analysis.rotary_frequencies(model("llama", dtype=torch.float32), tokens(1, 9))
+    for draw, result in ((plots.attention_by_distance, attention), (plots.rotary_frequencies, frequencies)):
+        figures += [draw(*[result] * count) for count in (1, 2, 4)]
+    for figure, count in zip(figures, (4, 3, 2, 1, 3, 4, 1, 3, 4), strict=True):
         assert len(panels(figure)) == count
         width = figure.get_size_inches()[0]
         assert 10 / 72 / width * PHONE > 7, "a font of 10 points, in pixels on a phone"
@@ -185,6 +189,10 @@ def test_attention_by_distance() -> None:
     assert heatmaps(figure)[2].get_cmap().name == "PuOr"
     assert [axes.get_title() for axes in panels(figure)] == ["stock", "alibi", "change"]
     assert_safe(figure)
+    four = plots.attention_by_distance(before, after, after, before)
+    assert [axes.get_title() for axes in panels(four)] == ["stock", "alibi", "alibi", "stock"]
+    for image, result in zip(heatmaps(four), (before, after, after, before), strict=True):
+        assert same(image.get_array(), result.binned()[1].flatten(0, 1))
     with pytest.raises(PosEncError, match="layers and heads"):
         plots.attention_by_distance(before, analysis.attention_by_distance(model("gpt2", n_layer=2), tokens(2, 12)))
     with pytest.raises(PosEncError, match="same length"):
@@ -207,7 +215,17 @@ def test_rotary_frequencies() -> None:
         plots.rotary_frequencies(before, analysis.rotary_frequencies(partial, tokens(1, 9)))
 
 
-@pytest.mark.parametrize("name", ["feature_ranges", "relative_buckets", "rotary_decay", "separability"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attention_by_distance",
+        "feature_ranges",
+        "relative_buckets",
+        "rotary_decay",
+        "rotary_frequencies",
+        "separability",
+    ],
+)
 def test_nothing_to_draw(name: str) -> None:
     with pytest.raises(PosEncError, match="at least one"):
         getattr(plots, name)()

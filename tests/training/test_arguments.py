@@ -66,7 +66,7 @@ def test_command_line(stock: dict[str, Path], text: Path, tmp_path: Path) -> Non
         ([*line, "--restart", "--mlm-probability", "2"], "--mlm-probability"),
         ([*line, "--restart", "--hidden-loss-weight", "-1"], "hidden loss weight"),
         ([*line, "--restart", "--max-step", "1"], "Did you mean --max-steps?"),
-        ([*line, "--restart", "--report-to", "clearml"], "pip install clearml"),
+        ([*line, "--restart", "--report-to", "nonsense"], "available: nonsense is not supported"),
         ([*line, "--recipe", "x"], "recipe 'x'"),
         ([*line, "--restart", "--scheme", "{"], "--scheme must be"),
         ([*line, "--restart", "--no-such-option", "1"], "no-such-option"),
