@@ -26,7 +26,12 @@ REFUSED = {
     "llama-alibi": ("llama", "alibi", "(?s)alibi changes the attention scores.*can be exported.*`rope` in all layers"),
     "llama-xpos": ("llama", "xpos", "xpos is not a plain rotation"),
     "llama-learned": ("llama", "learned", "acts at the input embedding"),
-    "llama-partial": ("llama", exports.rope(partial_rotary_factor=0.5), "always rotates whole heads"),
+    "llama-partial-scaled": (
+        "llama",
+        exports.rope(partial_rotary_factor=0.5, scaling={"rope_type": "linear", "factor": 2.0}),
+        "phi3 is exported without scaling",
+    ),
+    "mistral-partial": ("mistral", exports.rope(partial_rotary_factor=0.5), "always rotates whole heads"),
     "llama-two-angles": (
         "llama",
         [exports.rope(layers=[0]), exports.rope(layers=[1, 2], theta=500.0)],

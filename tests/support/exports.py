@@ -55,6 +55,15 @@ CASES = {
     "llama-some-interleaved": ExportCase(
         "llama", rope(layers=[1], layout="interleaved", theta=500.0), "smollm3", rope(layers=[1], theta=500.0)
     ),
+    "llama-partial": ExportCase(
+        "llama", rope(partial_rotary_factor=0.5, theta=500.0), "phi3", rope(partial_rotary_factor=0.25), slow=False
+    ),
+    "llama-partial-interleaved": ExportCase(
+        "llama",
+        rope(partial_rotary_factor=0.5, layout="interleaved", theta=500.0),
+        "phi3",
+        rope(partial_rotary_factor=0.5, theta=500.0),
+    ),
     "gpt2-extended": ExportCase("gpt2", EXTENDED, "gpt2", {**EXTENDED, "extend": "tile"}),
     "gpt2-sum": ExportCase("gpt2", ["learned", {"type": "window", "window_size": 5}], "gpt2", "learned"),
     "gpt2-none": ExportCase("gpt2", "none", "gpt2", "sinusoidal"),

@@ -24,6 +24,7 @@ from ..weights import write_shards
 from .deberta_v2 import DEBERTA_V2
 from .gpt_neox import GPT_NEOX
 from .mpnet import MPNET
+from .phi3 import PHI3
 from .plan import Exporter, ExportPlan, narrow_if_exact
 from .position_table import POSITION_TABLE
 from .roformer import ROFORMER
@@ -33,7 +34,7 @@ from .smollm3 import SMOLLM3
 from .variant import NoStockEqual, Variant
 from .verification import Verification, verify_export, verify_tokenizer
 
-EXPORTERS = (SAME_ROTATION, SMOLLM3, POSITION_TABLE, GPT_NEOX, ROFORMER, MPNET, DEBERTA_V2)
+EXPORTERS = (SAME_ROTATION, SMOLLM3, PHI3, POSITION_TABLE, GPT_NEOX, ROFORMER, MPNET, DEBERTA_V2)
 """In order of preference."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
