@@ -97,13 +97,19 @@ def check_training_arguments(request: TrainRequest, arguments: TrainingArguments
         raise _no_effect("train_sampling_strategy", "rows are shuffled within each stage: leave it out")
     if request.recipe.teacher and _is_set(arguments, "average_tokens_across_devices"):
         raise _no_effect("average_tokens_across_devices", "the distillation loss always does: leave it out")
-    if not arguments.fsdp and _is_set(arguments, "fsdp_config"):
+    if not arguments.fsdp and _has_fsdp_config(arguments):
         raise _no_effect("fsdp_config", "pass --fsdp as well")
     if arguments.fsdp and arguments.parallel_mode != ParallelMode.DISTRIBUTED:
         raise PosEncError("--fsdp needs several processes: run accelerate launch -m hf_posenc train, or leave it out")
     _check_model_options(arguments)
     _check_optimizer(arguments)
     _check_scheduler(arguments)
+
+
+def _has_fsdp_config(arguments: TrainingArguments) -> bool:
+    """Whether there are FSDP settings; old releases of transformers always set a dict of switches, all of them off."""
+    config = arguments.fsdp_config
+    return any(config.values()) if isinstance(config, dict) else bool(config)
 
 
 def check_hub_arguments(arguments: TrainingArguments) -> None:

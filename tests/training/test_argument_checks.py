@@ -94,7 +94,7 @@ def test_every_field_is_known() -> None:
         ({}, {"eval_delay": 1}, "--eval-delay"),
         ({}, {"save_strategy": "best"}, "--save-strategy best saves nothing"),
         ({"eval_data": "text"}, {**EVERY_STEP, "save_strategy": "best"}, "best needs a metric"),
-        ({}, {"fsdp_config": "nope.json"}, "--fsdp-config.*pass --fsdp"),
+        ({}, {"fsdp_config": {"xla": True}}, "--fsdp-config.*pass --fsdp"),
         ({}, {"optim_args": "a=b"}, "--optim-args.*adamw_torch_fused does not take a=b"),
         ({}, {"optim": "sgd", "optim_args": "momentum=0.9,a=b"}, "does not take a=b"),
         ({}, {"optim_target_modules": "all-linear"}, "--optim-target-modules"),
