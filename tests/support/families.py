@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -80,6 +81,10 @@ TRAITS: dict[str, list[str]] = {
     "shared layers": ["albert"],
     "window": ["mistral", "ministral", *MIXED_LAYERS],
     "caps or sinks": ["gemma2", "gpt_oss", "vaultgemma"],
+    "narrow softmax": [
+        *[*ENCODERS_WITH_TABLE, *ROBERTA_LIKE, "gte", "jina_embeddings_v3", "nomic_bert"],
+        *["biogpt", "gpt2", "gpt-sw3", "gpt_oss"],
+    ],
     "interleaved": ["cohere", "cohere2", "cohere2_moe", "glm", "glm4", "helium", "ernie4_5"],
     "partial rotation": ["phi", "persimmon", "glm", "glm4", "glm4_moe", "stablelm", "nemotron", "gpt_neox"],
     "NoPE layers": ["smollm3", "cohere2", "exaone4", *NOPE_EXPERTS],
@@ -172,6 +177,7 @@ def detect_traits(base: Any) -> frozenset[str]:
         "shared layers": record.num_layers != "num_hidden_layers",
         "window": record.window(example) is not None,
         "caps or sinks": "attn_logit_softcapping" in settings or record.has_sinks,
+        "narrow softmax": _has_narrow_softmax(record),
         "interleaved": record.interleaved,
         "partial rotation": record.rotary and record.angle_size(example) * (1 + record.angle_per_pair) < 8,
         "NoPE layers": record.rotates is not None,
@@ -180,6 +186,12 @@ def detect_traits(base: Any) -> frozenset[str]:
         "experts": "num_experts_per_tok" in settings,
     }
     return frozenset(trait for trait, holds in traits.items() if holds)
+
+
+def _has_narrow_softmax(record: Any) -> bool:
+    """Whether the eager softmax is computed in the model's dtype; most compute it in float32."""
+    attend = vars(sys.modules[record.base.__module__]).get("eager_attention_forward")  # old releases lack some
+    return attend is not None and "float32" not in inspect.getsource(attend)
 
 
 def backends(model_type: str) -> list[str]:
